@@ -49,11 +49,13 @@ def compute_with_trl(start: Path, reference: Path, case: str, folder: Path) -> d
     data = {"train_dataset": Dataset.from_list(rows), "processing_class": processor}
     if options["loss"] == "simpo":
         smoothing = options.get("label_smoothing", 0.0)
-        simpo = {"loss_type": "simpo", "cpo_alpha": 0.0, "simpo_gamma": options["gamma"], "max_length": 512}
+        simpo = {"loss_type": "simpo", "simpo_gamma": options["gamma"], "max_length": 512}
+        simpo["cpo_alpha"] = options.get("cross_entropy", 0.0)
         trainer: Any = CPOTrainer(model=model, args=CPOConfig(**common, **simpo, label_smoothing=smoothing), **data)
     else:
-        loss_type = ["sigmoid" if options["loss"] == "dpo" else "ipo"]
-        config = DPOConfig(**common, loss_type=loss_type, max_length=None)
+        losses = {"sigmoid" if options["loss"] == "dpo" else "ipo": 1.0, "sft": options.get("cross_entropy", 0.0)}
+        losses = {name: weight for name, weight in losses.items() if weight}
+        config = DPOConfig(**common, loss_type=[*losses], loss_weights=[*losses.values()], max_length=None)
         trainer = DPOTrainer(model=model, ref_model=ref_model, args=config, **data)
     trainer.model.train()
     batch = next(iter(trainer.get_train_dataloader()))
@@ -84,7 +86,7 @@ def main() -> None:
         ]
         apart = max(abs(value - other) for value, other in zip(ours["rewards"], theirs["rewards"], strict=True))
         print(
-            f"{case:<20} loss {ours['loss']:.6f} and {theirs['loss']:.6f}; rewards differ by at most {apart:.1e}, "
+            f"{case:<24} loss {ours['loss']:.6f} and {theirs['loss']:.6f}; rewards differ by at most {apart:.1e}, "
             f"gradients of {len(short)} tensors by {max(differences):.1e}"
         )
         fixture[case] = theirs

@@ -40,8 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
     "text ipo": {"loss": "ipo", "beta": 0.2},
     "text simpo": {"loss": "simpo", "beta": 2.0, "gamma": 0.5},
     "text simpo smoothed": {"loss": "simpo", "beta": 2.0, "gamma": 0.5, "label_smoothing": 0.1},
+    "text dpo cross-entropy": {"loss": "dpo", "beta": 0.3, "cross_entropy": 0.5},
+    "text simpo cross-entropy": {"loss": "simpo", "beta": 2.0, "gamma": 0.5, "cross_entropy": 0.3},
     "images dpo": {"loss": "dpo", "beta": 0.3},
     "images ipo": {"loss": "ipo", "beta": 0.2},
+    "images ipo cross-entropy": {"loss": "ipo", "beta": 0.2, "cross_entropy": 2.0},
 }
 
 
@@ -120,14 +123,14 @@ def make_batch(task: Preferences, records: list[Record]) -> Batch:
 
 def compute(task: Preferences, records: list[Record]) -> dict[str, Any]:
     """Mean loss, mean rewards and gradients of a batch by our task."""
-    (term,) = task.loss(make_batch(task, records)).values()
-    loss = term.total / term.count
+    terms = task.loss(make_batch(task, records)).values()
+    loss = sum((term.weight * term.total / term.count for term in terms), torch.zeros(()))
     loss.backward()
     gradients = {f"model.{name}": parameter.grad for name, parameter in task.model.named_parameters()}
     zero = {name: torch.zeros(1) for name, grad in gradients.items() if grad is None}
     return {
         "loss": loss.item(),
-        "rewards": task._rewards.mean(0).tolist(),
+        "rewards": torch.cat(task._rewards).mean(0).tolist(),
         "gradients": summarise({**gradients, **zero}),
     }
 

@@ -10,6 +10,7 @@ from vlm.config.tree import Config
 from vlm.data.fields import CaptionField, Field, ImageField, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Record, Split
+from vlm.data.text.box_field import BoxField
 from vlm.data.text.inputs import EncodedField, TargetField
 from vlm.data.text.preference_field import PreferenceField
 from vlm.data.text.prompt_field import PromptField
@@ -66,7 +67,7 @@ def _draw(record: Record) -> Image.Image:
         return record.image()
     from vlm.tasks.detection.pictures import draw_true_objects
 
-    return draw_true_objects(record.image(), record["boxes"])
+    return draw_true_objects(record.image(), record["boxes"], longest=page.THUMBNAIL)
 
 
 def _render_faults(faults: Faults) -> str:
@@ -156,7 +157,8 @@ def image_lines(data: "Data", splits: dict[str, Split], faults: Faults, limit: i
         lines.append(tokenizer_line(field.tokenizer, shares))
         if "captions" in field.needs:
             lines.append(caption_line(splits, faults, limit=limit))
-    if "boxes" in data.source.holds:
+    for boxes in (field for field in fields if isinstance(field, BoxField)):
+        boxes.prepare()
         lines += box_lines(splits, limit)
     return [*lines, *class_lines(fields, "images")]
 

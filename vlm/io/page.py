@@ -132,7 +132,10 @@ def picture(data: str, alt: str) -> str:
     return f'<p class="picture"><img src="{data}" alt="{escape(alt, quote=True)}"></p>'
 
 
-def thumbnail(image: Image.Image, side: int = 320) -> str:
+THUMBNAIL = 320  # longest side of an image on a page, in pixels
+
+
+def thumbnail(image: Image.Image, side: int = THUMBNAIL) -> str:
     """Returns a thumbnail as a data URI, of at most `side` pixels; small images are stored losslessly."""
     image = image.convert("RGB")
     small = max(image.size) <= 128

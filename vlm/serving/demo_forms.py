@@ -141,7 +141,8 @@ def render_beam_tree(nodes: Iterable[NodeRecord], *, end: str) -> str:
 def render_objects(photo: Image.Image, objects: Sequence[DetectedObject]) -> str:
     """Returns a photo with the boxes of its objects, and the objects with their scores."""
     names = ", ".join(item.label for item in objects) or "no objects"
-    image = f'<img src="{thumbnail(draw_objects(photo, objects), PHOTO_SIZE)}" alt="{escape(names, quote=True)}">'
+    picture = thumbnail(draw_objects(photo, objects, longest=PHOTO_SIZE), PHOTO_SIZE)
+    image = f'<img src="{picture}" alt="{escape(names, quote=True)}">'
     return f'<div class="v-photo">{image}</div>' + (
         render_bars((item.label, item.score) for item in objects) if objects else render_hint("No objects found.")
     )

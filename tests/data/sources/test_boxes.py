@@ -83,6 +83,11 @@ FAULTS = [
     ("a.png,cat,x,2,5,9", "line 2: left is x, which is not a number"),
     ("a.png,cat,1,2,5,", "line 2: has no bottom edge"),
     ("a.png,,1,2,5,9", "line 2: has a box, but no class"),
+    (
+        "a.png,cat,40.2,2,40.9,9",
+        "line 2: its box reaches outside its image of 40 x 30 pixels",
+    ),  # nothing of it is inside
+    ("a.png,cat; dog,1,2,5,9", "line 2: its class cat; dog has a semicolon, which separates classes in prompts"),
 ]
 
 
@@ -95,6 +100,19 @@ def test_an_invalid_box_is_refused_with_its_row_or_skipped_if_it_is_rare(row, re
     source = table(root, row, *good)
     (line,) = source.skipped
     assert reason in line and line.kind == "invalid row" and "a.png" not in held(source)
+
+
+def test_width_and_height_are_numbers_of_pixels(root):
+    head = f"{HEAD},width,height"
+    for sides in ("inf,30", "nan,30", "40.5,30", "0,30", "1e6,30"):
+        assert "are no numbers of pixels" in refusal(table, root, f"a.png,cat,1,2,5,9,{sides}", head=head)
+
+
+def test_edges_that_are_shares_of_the_sides_are_refused(root):
+    rows = ["a.png,cat,0.1,0.2,0.5,1", "b.png,cat,0,0.1,0.3,0.4"]
+    message = refusal(table, root, *rows)
+    assert "no edge exceeds 1, as if edges were shares of the image's sides; give pixels" in message
+    assert held(table(root, *rows, "c.png,cat,0,0,1,2"))["c.png"].boxes  # a small object among others
 
 
 def test_an_edge_that_is_rounded_beyond_the_image_is_cut(root):
@@ -159,6 +177,7 @@ COCO_FAULTS = [
     ({"bbox": (5, 2, -3, 9)}, "annotation 5: its box is inverted (left 5, top 2, right 2, bottom 11)"),
     ({"bbox": (5, 2, 60, 9)}, "annotation 5: its box reaches outside its image of 40 x 30 pixels"),
     ({"bbox": (5, 2, 9)}, "annotation 5: bbox is [5, 2, 9], not left, top, width and height"),
+    ({"bbox": (5, 2, 10**400, 9)}, "annotation 5: a number of bbox is 1000"),
     ({"bbox": (5, 2, "9", 9)}, "annotation 5: bbox is [5, 2, '9', 9], not left, top, width and height"),
     ({"category": 9}, "annotation 5: category_id 9 is not among the categories that have a name"),
     ({"image": 9}, "annotation 5: image_id 9 is not among the images"),
@@ -185,6 +204,11 @@ def test_categories_and_images_that_cannot_be_used_are_named(root):
         coco(root, [box()], categories=twice)
     assert "category 1: has the id 7 of an earlier one" in errors[0]
     assert "category 2: has the name 'cat' of an earlier one" in errors[0]
+    images = [{"id": n, "file_name": "a.png", "width": 40, "height": 30} for n in (1, 2)]
+    message = refusal(
+        coco, root, [box()], images=[*images, {"id": 3, "file_name": "b.png", "width": 10**9, "height": 1}]
+    )
+    assert "image 1: has the file_name a.png of an earlier one" in message and "has 1000000000 x 1 pixels" in message
     (root / "captions.json").write_text(json.dumps({"images": [], "annotations": []}))
     message = refusal(CocoBoxes, root=str(root), path="captions.json")
     assert "has no list 'categories', which COCO instances files have" in message

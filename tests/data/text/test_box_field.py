@@ -155,6 +155,15 @@ def test_augmentations_that_move_pixels_without_boxes_are_refused() -> None:
         field(augment=ClassAugment(image_size=64))
 
 
+def test_a_class_that_the_tokenizer_writes_otherwise_is_refused() -> None:
+    made = field(classes=["cat", "Dog"])
+    made.tokenizer = ByteTokenizer(lowercase=True)
+    made.tokenizer.add_locations(made.bins)
+    with pytest.raises(UserError, match="the tokenizer writes the class 'Dog' as 'dog'; use another tokenizer, or"):
+        made.prepare()
+    field(classes=["cat", "Dog", "Lampe \u00e0 pied"]).prepare()
+
+
 def test_a_checkpoint_without_a_class_of_the_data_is_refused() -> None:
     made, other = field(), field(classes=["cat", "zebra"])
     about = made.state() | {"preprocess": Preprocess(image_size=64).state()}

@@ -130,6 +130,15 @@ def test_pictures_have_the_boxes_in_colours_and_true_ones_in_grey(tmp_path: Path
     grey = pixels[int(2 * factor), int(4 * factor)]
     assert grey.min() == grey.max() > 100
     assert draw_objects(Image.new("RGB", (500, 400)), []).size == (500, 400)
+    large = Image.new("RGB", (4000, 2000))
+    box = DetectedObject("cat", 0.9, (1000.0, 500.0, 3000.0, 1500.0))
+    for longest, size in ((None, (4000, 2000)), (320, (320, 160))):  # reduced before the box is drawn
+        picture = draw_objects(large, [box], longest=longest)
+        painted = np.asarray(picture).max(2) > 100
+        assert (
+            picture.size == size and painted[size[1] // 2, size[0] // 4] and painted[size[1] // 2, size[0] * 3 // 4 - 1]
+        )
+        assert painted[:, size[0] // 2].sum() >= max(4, size[1] / 100)  # lines are as thick as the picture is large
 
     folder = tmp_path / "drawn"
     assert run(["detect", *IMAGES[:2], "-c", tiny("detection"), "--draw", str(folder), *CPU]) == 0

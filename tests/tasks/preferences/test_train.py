@@ -139,6 +139,11 @@ def test_scores_of_pairs_and_their_controls() -> None:
         "margin": 0.75,
     }
     assert metric.compute_controls(1.0) == {"accuracy@length": 0.625, "accuracy@blank": 0.0, "loss@blank": 3.0}
+    weighted = PreferenceMetric(cross_entropy=0.5)
+    weighted.update(["b#0"], [own["b#0"]])
+    weighted.update(["b#0"], [own["b#0"]._replace(loss=3.0, logprobs=(-9.0, -2.0))], "blank")
+    weighted.compute()
+    assert weighted.compute_controls(1.0)["loss@blank"] == 1 + 2 + 0.5 * 8 / 4
     *scorers, records = metric.scorers("blank")
     assert records == 1 and [scorer(np.ones((1, 1))).item() for scorer in scorers] == [1, 0]
     assert metric.scorers("length")[2] == 3

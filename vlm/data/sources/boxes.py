@@ -9,10 +9,10 @@ from typing import Any
 from PIL import Image
 
 from vlm.data.boxes import ImageBoxes, LabeledBox
-from vlm.data.images.image import ImageError, read_image_size
+from vlm.data.images.image import MAX_SIDE, ImageError, read_image_size
 from vlm.data.images.resize import Box
-from vlm.data.images.view import clip_box
-from vlm.data.records import Record, RowChecker, RowError
+from vlm.data.images.view import box_area, clip_box
+from vlm.data.records import Record, RowChecker, RowError, report_error
 from vlm.data.sources.caption_source import CaptionedImage, CaptionSource
 from vlm.data.sources.caption_tables import Row, entry_value, list_entries, relative_to_root
 from vlm.data.sources.captions import find_files, find_image_folder, find_tables, resolve_root
@@ -39,9 +39,19 @@ def check_box(box: Sequence[float], size: tuple[int, int]) -> Box:
     if right <= left or bottom <= top:
         kind = "inverted" if right < left or bottom < top else "empty"
         raise RowError(f"its box is {kind} ({edges})")
-    if min(left, top) < -TOLERANCE or right > size[0] + TOLERANCE or bottom > size[1] + TOLERANCE:
+    clipped = clip_box((left, top, right, bottom), (0, 0, *size))
+    excess = max(abs(edge - inside) for edge, inside in zip(box, clipped, strict=True))
+    if excess > TOLERANCE or box_area(clipped) <= 0:
         raise RowError(f"its box reaches outside its image of {size[0]} x {size[1]} pixels ({edges})")
-    return clip_box((left, top, right, bottom), (0, 0, *size))
+    return clipped
+
+
+def read_class(name: str) -> str:
+    """The name of a class with single spaces; raises RowError if it has a semicolon."""
+    label = " ".join(name.split())
+    if ";" in label:
+        raise RowError(f"its class {excerpt(label)} has a semicolon, which separates classes in prompts")
+    return label
 
 
 class BoxSource(CaptionSource):
@@ -57,6 +67,18 @@ class BoxSource(CaptionSource):
     def __init__(self, *, root: str, seed: int, column: str = "image") -> None:
         super().__init__(root=root, seed=seed, captions_per_image=None, column=column)
         self.sizes: dict[str, tuple[int, int]] = {}
+
+    def _finish(self, file: Path, val_fraction: float = 0.0, test_fraction: float = 0.0) -> None:
+        super()._finish(file, val_fraction, test_fraction)
+        if 0 < max((edge for box in self._boxes() for edge in box.box), default=0) <= 1:
+            report_error(f"{file}: no edge exceeds 1, as if edges were shares of the image's sides; give pixels")
+
+    def _boxes(self) -> Iterator[LabeledBox]:
+        """Yields the boxes of all images."""
+        for images in self._images.values():
+            for box in (box for image in images for box in image.captions):
+                if isinstance(box, LabeledBox) and box != NOTHING:
+                    yield box
 
     def _record(self, most: int | None, image: CaptionedImage, epoch: int) -> Record:
         record, size = super()._record(most, image, epoch), self.sizes.get(image.path, (1, 1))
@@ -123,15 +145,14 @@ class BoxTable(BoxSource):
         optional = ["width_column", "height_column"]
         self._add_tables(files, columns, self._rows, quoting=quoting, optional=optional)
         self._finish(files["train"], val_fraction, test_fraction)
-        boxes = (box for images in self._images.values() for image in images for box in image.captions)
-        self.classes = sorted({box.label for box in boxes if isinstance(box, LabeledBox) and box != NOTHING})
+        self.classes = sorted({box.label for box in self._boxes()})
 
     def _rows(self, cells: Cells) -> Iterator[Row]:
         image, label = (cells.values[f"{name}_column"] for name in ("image", "label"))
         if not isinstance(image, str) or not isinstance(label, str | None):
             raise RowError("image and label must be text")
         edges = [cells.values[f"{name}_column"] for name in EDGES]
-        label = " ".join((label or "").split())
+        label = read_class(label or "")
         paths = self._mention(image.strip())
         is_empty = [edge is None or edge == "" for edge in edges]
         if not label and all(is_empty):
@@ -159,7 +180,7 @@ class BoxTable(BoxSource):
         known = self.sizes.get(paths[0])
         if all(side not in (None, "") for side in sides):
             width, height = (_read_number(side, name) for side, name in zip(sides, ("width", "height"), strict=True))
-            if not (width >= 1 and height >= 1 and width == int(width) and height == int(height)):
+            if not all(1 <= side <= MAX_SIDE and side == int(side) for side in (width, height)):
                 raise RowError(f"width {width:g} and height {height:g} are no numbers of pixels")
             size = int(width), int(height)
             if known not in (None, size):
@@ -176,7 +197,7 @@ class BoxTable(BoxSource):
 def _read_number(value: Any, name: str) -> float:
     try:
         return float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RowError(f"{name} is {excerpt(str(value))}, which is not a number") from None
 
 
@@ -252,20 +273,24 @@ def read_instances(checker: RowChecker) -> Instances:
     path, kind = checker.path, "instances"
     content = read_json(path, "not a COCO instances file", "set data.path to one")
     images: dict[int | str, tuple[str, tuple[int, int]]] = {}
+    names = set[str]()
     classes: dict[int | str, str] = {}
     for number, entry in enumerate(list_entries(content, "images", path, kind)):
         try:
             id = _new_id(entry, images)
             name = entry_value(entry, "file_name", str)
             sides = [entry_value(entry, key, int) for key in ("width", "height")]
-            if min(sides) < 1:
-                raise RowError(f"has {sides[0]} x {sides[1]} pixels")
+            if not 1 <= min(sides) <= max(sides) <= MAX_SIDE:
+                raise RowError(f"has {excerpt(str(sides[0]))} x {excerpt(str(sides[1]))} pixels")
+            if name in names:
+                raise RowError(f"has the file_name {excerpt(name)} of an earlier one")
+            names.add(name)
             images[id] = name, (sides[0], sides[1])
         except RowError as error:
             checker.reject(f"image {number}", error)
     for number, entry in enumerate(list_entries(content, "categories", path, kind)):
         try:
-            id, name = _new_id(entry, classes), " ".join(entry_value(entry, "name", str).split())
+            id, name = _new_id(entry, classes), read_class(entry_value(entry, "name", str))
             if not name or name in classes.values():
                 raise RowError(f"has the name {name!r} of an earlier one" if name else "has an empty name")
             classes[id] = name
@@ -284,7 +309,7 @@ def read_instances(checker: RowChecker) -> Instances:
         numbers = entry_value(entry, "bbox", list)
         if len(numbers) != 4 or not all(type(value) in (int, float) for value in numbers):
             raise RowError(f"bbox is {excerpt(str(numbers))}, not left, top, width and height")
-        left, top, width, height = numbers
+        left, top, width, height = (_read_number(value, "a number of bbox") for value in numbers)
         crowd = entry.get("iscrowd", 0) if isinstance(entry, dict) else 0
         if crowd not in (0, 1):
             raise RowError(f"iscrowd is {excerpt(str(crowd))}, not 0 or 1")

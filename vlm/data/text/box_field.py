@@ -5,13 +5,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from vlm.data.batch import CaptionRow
-from vlm.data.boxes import COORDINATES, ImageBoxes, LabeledBox, LocationCodec, format_prompt, prompt_ids, view_codec
+from vlm.data.boxes import (
+    COORDINATES,
+    SEPARATOR,
+    ImageBoxes,
+    LabeledBox,
+    LocationCodec,
+    format_prompt,
+    prompt_ids,
+    view_codec,
+)
 from vlm.data.fields import AugmentKey, choose_augment
 from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import ClassAugment
 from vlm.data.images.image import Preprocess
 from vlm.data.images.view import View, box_area
-from vlm.data.records import Record, Source, Split
+from vlm.data.records import Record, Source, Split, report_error
 from vlm.data.text.conversation_field import QuestionField
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.data.text.tokenizer_base import MAX_LOCATIONS
@@ -70,6 +79,18 @@ class BoxField(QuestionField):
         super().open(source, splits, seed=seed, cache=cache)
         self.classes = list(source.classes)
         self.tokenizer.add_locations(self.bins)
+
+    def prepare(self) -> None:
+        """Checks that the tokenizer writes each class as it is.
+
+        Raises:
+            UserError: It writes one otherwise, such as in lower case; no written object would then have that class.
+        """
+        super().prepare()
+        for label in self.classes:
+            if (written := self.tokenizer.decode(self._label_ids(label)).strip(SEPARATOR)) != label:
+                remedy = "use another tokenizer, or rename the class"
+                report_error(f"data: the tokenizer writes the class {label!r} as {written!r}; {remedy}")
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"classes": list(self.classes)}

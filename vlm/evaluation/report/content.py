@@ -1,9 +1,11 @@
 """What a report says, as plain values: its sections, and the verdict that compares a model with its best baseline."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
+
+from PIL import Image
 
 from vlm.evaluation.metrics.bootstrap import LEVEL, Difference
 from vlm.randomness import numpy_rng
@@ -31,12 +33,15 @@ class Card:
         text: Main text.
         lines: Small lines below it.
         references: Texts to compare the main text with.
+        draw: Returns a picture of the image, such as one with boxes, given its longest side in pixels; None to show
+            the image.
     """
 
     image: str
     text: str
     lines: Sequence[str] = ()
     references: Sequence[str] = ()
+    draw: Callable[[Image.Image, int], Image.Image] | None = None
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ def _render_part(part: Part, picture: Picture) -> str:
                 image = None
                 with suppress(ImageError):
                     image = picture(card.image)
+                    image = image if card.draw is None or image is None else card.draw(image, page.THUMBNAIL)
                 thumbnail = None if image is None else page.thumbnail(image)
                 html.append(page.card(thumbnail, card.text, card.lines, card.references))
             return page.cards(html)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -16,13 +15,20 @@ from vlm.inference.use import Outcome
 from vlm.io.output import Record, output_folder
 from vlm.tasks.detection.predict import DetectedObject
 
-SIDE = 320  # shortest side of a picture in pixels, so that labels of small images can be read
+SIDE = 320  # smallest shorter side of a picture in pixels, so that labels of small images can be read
+LETTERS = 27  # shorter side of a large picture in heights of letters; those of a small one have MIN_LETTERS pixels
+MIN_LETTERS = 14
 HUES = ("#ff5a5a", "#3ddc84", "#5aa9ff", "#ffd23d", "#d27bff", "#ff9f40", "#40e0d0", "#ffffff")
 TRUE = "#bbbbbb"  # colour of the true boxes
 
 
 def draw_objects(
-    image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = (), *, with_scores: bool = True
+    image: Image.Image,
+    objects: Sequence[DetectedObject],
+    truth: Sequence[Box] = (),
+    *,
+    with_scores: bool = True,
+    longest: int | None = None,
 ) -> Image.Image:
     """Draws the boxes of objects with class and score on a copy of an image, which is enlarged if it is small.
 
@@ -30,43 +36,41 @@ def draw_objects(
         image: An RGB image.
         objects: Its objects; those of a class have the same colour.
         truth: True boxes, drawn as thin grey lines.
+        longest: Longest side of the picture in pixels; None for any. Larger images are reduced before boxes are drawn.
     """
     factor = max(1.0, SIDE / min(image.size))
-    size = round(image.width * factor), round(image.height * factor)
-    picture = image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image.copy()
-    draw, letters = ImageDraw.Draw(picture), load_font(12)
+    if longest is not None:
+        factor = min(factor, longest / max(image.size))
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    picture = image.copy() if size == image.size else image.resize(size, Image.Resampling.BICUBIC)
+    scale = size[0] / image.width, size[1] / image.height
+    height = max(MIN_LETTERS, min(size) // LETTERS)
+    draw, letters, pen = ImageDraw.Draw(picture), load_font(height), max(1, height // 12)
     for box in truth:
-        draw.rectangle(_scale(box, factor), outline=TRUE, width=1)
+        draw.rectangle(_scale(box, scale), outline=TRUE, width=pen)
     for item in reversed(objects):  # the most confident last, on top
         color = HUES[blake2b(item.label.encode(), digest_size=1).digest()[0] % len(HUES)]
-        left, top, right, bottom = _scale(item.box, factor)
-        draw.rectangle((left, top, right, bottom), outline=color, width=2)
+        left, top, right, bottom = _scale(item.box, scale)
+        draw.rectangle((left, top, right, bottom), outline=color, width=2 * pen)
         label = printable(item.label) + (f" {item.score:.0%}" if with_scores else "")
-        width, height = draw.textlength(label, font=letters) + 4, 15
-        x = min(left, max(0, size[0] - width))
-        y = top - height if top >= height else min(bottom, size[1] - height)
-        draw.rectangle((x, y, x + width, y + height), fill=color)
-        draw.text((x + 2, y + height / 2), label, fill="black", font=letters, anchor="lm")
+        wide, high = draw.textlength(label, font=letters) + 4 * pen, height * 5 / 4
+        x = min(left, max(0, size[0] - wide))
+        y = top - high if top >= high else min(bottom, size[1] - high)
+        draw.rectangle((x, y, x + wide, y + high), fill=color)
+        draw.text((x + 2 * pen, y + high / 2), label, fill="black", font=letters, anchor="lm")
     return picture
 
 
-def _scale(box: Box, factor: float) -> Box:
-    """The outermost pixels of a box in an enlarged image."""
-    left, top, right, bottom = (edge * factor for edge in box)
+def _scale(box: Box, scale: tuple[float, float]) -> Box:
+    """The outermost pixels of a box in a picture, given its size relative to the image."""
+    left, top, right, bottom = (edge * scale[at % 2] for at, edge in enumerate(box))
     return left, top, max(left, right - 1), max(top, bottom - 1)
 
 
-def draw_true_objects(image: Image.Image, objects: ImageBoxes) -> Image.Image:
+def draw_true_objects(image: Image.Image, objects: ImageBoxes, *, longest: int | None = None) -> Image.Image:
     """Draws the objects of a data set's image; arguments and result as in `draw_objects`."""
     known = [DetectedObject(item.label, 1.0, item.box) for item in objects.boxes]
-    return draw_objects(image, known, with_scores=False)
-
-
-def picture_png(image: Image.Image, objects: Sequence[DetectedObject], truth: Sequence[Box] = ()) -> bytes:
-    """Returns the picture of `draw_objects` as a PNG file."""
-    out = BytesIO()
-    draw_objects(image, objects, truth).save(out, "PNG")
-    return out.getvalue()
+    return draw_objects(image, known, with_scores=False, longest=longest)
 
 
 class PictureFolder:
@@ -89,7 +93,7 @@ class PictureFolder:
             return ()
         file: Path = self.folder / picture_name(path)
         try:
-            file.write_bytes(picture_png(image, outcome.result.objects))
+            draw_objects(image, outcome.result.objects).save(file)
         except OSError as fault:
             reason = f"cannot be written ({fault.strerror})"
             raise UserError(f"--draw {file}: {reason}; choose another folder", 1) from fault

@@ -12,11 +12,11 @@ from vlm.data.text.box_field import BoxField
 from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.detection import EXACT, DetectionMetric, ScoredImage, true_classes
-from vlm.evaluation.report.content import Note, Pictures, Section, pick_samples
+from vlm.evaluation.report.content import Card, Cards, Note, Section, pick_samples
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.tasks.captioning.predict import encode_pixels
-from vlm.tasks.detection.pictures import picture_png
+from vlm.tasks.detection.pictures import draw_objects
 from vlm.tasks.detection.predict import DetectedObject, place_objects, write_objects
 from vlm.tasks.shared.show import example_image
 from vlm.tasks.shared.text_tasks import ImageTextTask
@@ -134,30 +134,28 @@ class Detection(ImageTextTask):
         return rows
 
     def report(self) -> list[Section]:
-        """Pictures of random images, and of images with other classes than the true ones."""
+        """Random images, and images with other classes than the true ones, with the boxes of the model."""
         wrong = [image for image in self.metric.images if not image.is_exact]
-        kinds = {"Random images": pick_samples(self.metric.images), "Images with wrong classes": pick_samples(wrong)}
+        kinds = {"Random images": self.metric.images, "Images with wrong classes": wrong}
         note = Note("Boxes of the model in colours, with class and score; true boxes in grey.")
-        images = self._find_images({image.id for some in kinds.values() for image in some})
-        sections = []
-        for title, some in kinds.items():
-            pictures = [(_line(image), _picture(images[image.id], image)) for image in some if image.id in images]
-            if pictures:
-                sections.append(Section(title, [note, Pictures(pictures)]))
-        return sections
-
-    def _find_images(self, ids: set[str]) -> dict[str, Image.Image]:
-        """The images of some samples of the evaluated split, by id."""
-        records = self.data.split(self.evaluation.split).records() if ids else ()
-        return {record.id: record.image() for record in records if record.id in ids}
+        return [
+            Section(title, [note, Cards([_card(image) for image in pick_samples(some)])])
+            for title, some in kinds.items()
+            if some
+        ]
 
     def example(self, data: Data, folder: Path) -> str:
         return f"vlm detect {example_image(data, folder)}"
 
 
-def _picture(image: Image.Image, scored: ScoredImage) -> bytes:
+def _card(scored: ScoredImage) -> Card:
     objects = [DetectedObject(item.label, score, item.box) for item, score in scored.found]
-    return picture_png(image, objects, [item.box for item in scored.truth.boxes])
+    truth = [item.box for item in scored.truth.boxes]
+
+    def draw(image: Image.Image, longest: int) -> Image.Image:
+        return draw_objects(image, objects, truth, longest=longest)
+
+    return Card(image=scored.id, text=_line(scored), lines=[scored.id], draw=draw)
 
 
 def _line(image: ScoredImage) -> str:

@@ -44,6 +44,8 @@ class ScoredPair(NamedTuple):
 class PreferenceMetric(RecordMetric):
     """The share of pairs whose chosen answer has the higher reward, and mean rewards.
 
+    Args:
+        cross_entropy: Weight of the cross-entropy of chosen answers in the loss.
     Attributes:
         pairs: The pairs of the last `compute` by name, with their own images.
         controls: The same with other images, by control.
@@ -51,6 +53,10 @@ class PreferenceMetric(RecordMetric):
 
     pairs: dict[str, ScoredPair]
     controls: dict[str, dict[str, ScoredPair]]
+
+    def __init__(self, *, cross_entropy: float = 0.0) -> None:
+        super().__init__()
+        self.cross_entropy = cross_entropy
 
     def update(self, names: Sequence[str], pairs: Sequence[ScoredPair], column: str = "") -> None:
         """Adds pairs.
@@ -92,10 +98,16 @@ class PreferenceMetric(RecordMetric):
         """
         results = {"accuracy@length": float(np.mean(list(self._length_control().values())))}
         for name, pairs in self.controls.items():
-            if common := pairs.keys() & self.pairs.keys():
-                added = float(np.mean([pairs[each].loss - self.pairs[each].loss for each in sorted(common)]))
+            if common := sorted(pairs.keys() & self.pairs.keys()):
+                control, own = ([side[name] for name in common] for side in (pairs, self.pairs))
+                added = self._loss(control) - self._loss(own)
                 results |= {f"accuracy@{name}": self._accuracy(list(pairs.values())), f"loss@{name}": loss + added}
         return results
+
+    def _loss(self, pairs: Sequence[ScoredPair]) -> float:
+        mean = float(np.mean([pair.loss for pair in pairs]))
+        tokens = sum(pair.tokens[0] for pair in pairs)
+        return mean - self.cross_entropy * sum(pair.logprobs[0] for pair in pairs) / tokens
 
     def scorers(self, control: str) -> tuple[Scorer, Scorer, int]:
         """Returns the scorers of the accuracy of the model and of a control, and the number of records.

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from vlm.data.batch import Batch, TextRows
 from vlm.data.fields import ImageField
@@ -39,6 +40,7 @@ from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
 from vlm.training.step.fsdp import Sharded
 from vlm.training.step.losses import Term, answer_losses
+from vlm.training.step.step import is_logged
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
@@ -50,6 +52,9 @@ class Preferences(ImageTextTask):
         loss: The objective.
         beta: Its factor; by default 0.1, for SimPO 2.
         gamma: Margin of SimPO; by default 1.
+        cross_entropy: Weight of the cross-entropy of the chosen answers, per token (Pang et al. 2024, "Iterative
+            Reasoning Preference Optimization", equation 1). It keeps them from becoming less likely together with the
+            rejected ones.
         reference: Checkpoint or folder of the reference model; None for the weights from which training starts.
         cache_reference: Whether to compute the log-probabilities of the reference once and to store them in the cache.
         others: As in ImageTextTask; fields are pairs, and images if the model reads them. Label smoothing is that of
@@ -72,19 +77,21 @@ class Preferences(ImageTextTask):
         loss: Literal["dpo", "ipo", "simpo"] = "dpo",
         beta: Annotated[float, Range(above=0)] | None = None,
         gamma: Annotated[float, Range(0)] | None = None,
+        cross_entropy: Annotated[float, Range(0)] = 0.0,
         reference: str | None = None,
         cache_reference: bool = False,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
-        self.objective = build_objective(loss, beta, gamma, self.label_smoothing)
+        self.objective, self.cross_entropy = build_objective(loss, beta, gamma, self.label_smoothing), cross_entropy
         if not self.objective.uses_reference and (reference is not None or cache_reference):
             name = "reference" if reference is not None else "cache_reference"
             raise UserError(f"task.{name}: has no effect, because task.loss={loss} needs no reference; leave it out")
         self.reference = ReferenceModel(model, reference, lambda: self.tokenizer)
         self.cache_reference, self._cached = cache_reference, dict[str, list[float]]()
         self._reference_hash = ""
-        self.scored = PreferenceMetric()
+        self._rewards: list[Tensor] = []  # of the batches of a training step
+        self.scored = PreferenceMetric(cross_entropy=cross_entropy)
         self.search = TextSearch(self, max_tokens=max_tokens, ends=self.ends)  # its options are stored for the commands
         field = self.fields[self.text_field]
         self.reads_images = isinstance(model, VisionLanguageModel)
@@ -110,7 +117,7 @@ class Preferences(ImageTextTask):
         if self.cache_reference:
             images = self.fields.get("images")
             check_cacheable(self.data.split("train"), images if isinstance(images, ImageField) else None)
-        self._reference_hash = self.reference.hash()
+        self._reference_hash = self.reference.expected = self.reference.hash()
         if self.cache_reference:
             self._cached = {name: scores for split in ("train", "val") for name, scores in self._cache(split).items()}
             self.reference.release()
@@ -128,9 +135,12 @@ class Preferences(ImageTextTask):
             split,
             identify_pairs(self.data.split(split)),
         )
-        if (stored := cache.read()) is not None:
-            return stored
         samples, ranks = self.data.samples(split), self.trainer.world_size
+        stored: list[Any] = [cache.read() if self.trainer.is_global_zero else None]
+        if ranks > 1:  # the others may see another file, or none
+            torch.distributed.broadcast_object_list(stored)
+        if stored[0] is not None:
+            return stored[0]
         order = EvalBatches(size=len(samples), batch_size=self.data.eval_batch_size, rank=self.global_rank, world=ranks)
         scores: dict[str, list[float]] = {}
         with torch.inference_mode(), self.trainer.precision_plugin.forward_context():
@@ -147,20 +157,32 @@ class Preferences(ImageTextTask):
         return scores
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        rows = batch[self.text_field]
         reference = self._training_reference(batch)
         scores = PairScores(*self._read(self.model, batch), reference)
-        self._rewards = self.objective.rewards(scores).detach()
-        return {"pairs": Term(self.objective.losses(scores).sum(), len(rows.pairs.names))}
+        self._rewards.append(self.objective.rewards(scores).detach())
+        return self._loss_terms(self.objective.losses(scores), scores)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor | int]:
-        output = super().training_step(batch, batch_idx)
-        if len(self._rewards):
-            means, gaps = self._rewards.mean(0), margins(self._rewards)
+    def _loss_terms(self, losses: Tensor, scores: PairScores) -> dict[str, Term]:
+        """The terms of the loss of some pairs, given the objective's loss of each: (N,)."""
+        terms = {"pairs": Term(losses.sum(), len(losses))}
+        if self.cross_entropy:
+            terms["chosen"] = Term(-scores.logprobs[:, 0].sum(), scores.counts[:, 0].sum(), self.cross_entropy)
+        return terms
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        if not self.cross_entropy:
+            return None
+        pairs = batch[self.text_field].pairs
+        return {"pairs": len(pairs.names), "chosen": int((pairs.answers % 2 == 0).sum())}
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        super().on_before_optimizer_step(optimizer)
+        rewards, self._rewards = torch.cat(self._rewards), []
+        if len(rewards) and is_logged(self.global_step + 1, self.trainer):
+            means, gaps = rewards.mean(0), margins(rewards)
             values = {"reward_chosen": means[0], "reward_rejected": means[1], "margin": gaps.mean()}
             values["accuracy"] = (gaps > 0).float().mean()
-            self.log_dict({f"train/{name}": value for name, value in values.items()}, batch_size=len(gaps))
-        return output
+            self.log_dict({f"train/{name}": value for name, value in values.items()})
 
     @torch.no_grad()
     def _training_reference(self, batch: Batch) -> Tensor | None:
@@ -206,8 +228,7 @@ class Preferences(ImageTextTask):
         models: list[Any] = [self.model]
         models += [self.reference.model()] if self.objective.uses_reference and not reads_cache else []
         contexts = [self._encode(model, batch) for model in models]
-        losses = self._add_pairs(models, rows, contexts)
-        self.evaluation.add_loss({"pairs": Term(losses.sum(), len(losses))})
+        self.evaluation.add_loss(self._loss_terms(*self._add_pairs(models, rows, contexts)))
         if not final or not batch.ids or not self.reads_images:
             return
         blanks = [self.blank(batch["images"], model) for model in models]
@@ -220,8 +241,8 @@ class Preferences(ImageTextTask):
 
     def _add_pairs(
         self, models: Sequence[Any], rows: TextRows, contexts: Sequence[Context | None], control: str = ""
-    ) -> Tensor:
-        """Adds pairs to the metric, without those of a control that have no image; returns their losses (N,).
+    ) -> tuple[Tensor, PairScores]:
+        """Adds pairs to the metric, without those of a control that have no image; returns losses (N,) and scores.
 
         Args:
             models: The trained model, and the reference if its scores are not cached.
@@ -250,7 +271,7 @@ class Preferences(ImageTextTask):
         self.scored.update(names, scored, control)
         if not control:
             self.evaluation.samples += [{"image_id": pair.image_id, "line": _line(pair)} for pair in scored]
-        return losses
+        return losses, scores
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         results = self.scored.compute()
