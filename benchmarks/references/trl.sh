@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares training with TRL's SFTTrainer, DPOTrainer and CPOTrainer: benchmarks/references/trl.sh [FOLDER of its environment]
+# Compares training with TRL's SFTTrainer, DPOTrainer, CPOTrainer and GKDTrainer: benchmarks/references/trl.sh [FOLDER of its environment]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 environment=${1:-$HOME/.cache/vlm-references/trl}
@@ -11,3 +11,5 @@ fi
 "$environment/bin/python" benchmarks/references/trl_training.py 2>/dev/null | tee benchmarks/references/trl.log
 "$environment/bin/python" benchmarks/references/trl_preferences.py 2>/dev/null | grep -E '^(trl|text|images) ' |
     tee benchmarks/references/trl_preferences.log
+"$environment/bin/python" benchmarks/references/trl_distillation.py 2>/dev/null | grep -E '^(trl|beta) ' |
+    tee benchmarks/references/trl_distillation.log

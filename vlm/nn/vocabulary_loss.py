@@ -64,7 +64,7 @@ def vocabulary_loss(
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         hidden = hidden.to(torch.get_autocast_dtype(device))
-    if len(labels) <= _chunk_size(weight) and device == "cpu":
+    if len(labels) <= chunk_size(weight) and device == "cpu":
         logits = F.linear(hidden, weight, bias).float()  # (T, V)
         loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
         return loss + z_loss * logits.logsumexp(-1).square().sum() if z_loss else loss
@@ -91,12 +91,13 @@ def _device_kind(weight: Tensor) -> str:
     return "cpu" if weight.device.type == "cpu" else "cuda"
 
 
-def _chunk_size(weight: Tensor) -> int:
+def chunk_size(weight: Tensor) -> int:
+    """Returns the number of tokens whose logits are in memory at once."""
     return max(1, MOST[_device_kind(weight)] // len(weight))
 
 
 def _chunks(hidden: Tensor, labels: Tensor, weight: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = _chunk_size(weight)
+    rows = chunk_size(weight)
     return zip(hidden.split(rows), labels.split(rows), strict=True)
 
 

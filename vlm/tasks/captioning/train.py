@@ -21,6 +21,7 @@ from vlm.nn.position import segment_positions
 from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.captioning.self_critical import SelfCritical
+from vlm.tasks.shared.distillation import DistilledTask, Teacher, TokenDistillation
 from vlm.tasks.shared.show import caption_line, example_image
 from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch, prompt_contexts
 from vlm.training.data_module import Data
@@ -81,7 +82,7 @@ LEGEND = [
 LOOKED_AT = 3  # captions in the report that have pictures of the model's attention
 
 
-class Captioning(ImageTextTask):
+class Captioning(DistilledTask, ImageTextTask):
     """Trains by next-token prediction, or on a metric of sampled captions; validates on generated captions.
 
     With several languages, each image is captioned in each, and scored in those in which it has references.
@@ -92,6 +93,7 @@ class Captioning(ImageTextTask):
         reward, reward_samples: Metric to maximise in training, or weights of several, and the number of captions
             sampled per image; None for next-token prediction.
         doubly_stochastic: Factor of the term that spreads soft attention over an image (Xu et al. 2015); 0 for none.
+        teacher: A model whose predictions the trained model learns; None for none.
         others: As in ImageTextTask; fields are images, and captions.
     """
 
@@ -111,6 +113,7 @@ class Captioning(ImageTextTask):
         reward: str | dict[str, float] | None = None,
         reward_samples: Annotated[int, Range(2)] = 5,
         doubly_stochastic: Annotated[float, Range(0)] = 0.0,
+        teacher: Teacher | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
@@ -120,10 +123,24 @@ class Captioning(ImageTextTask):
         self._findings: list[Finding] = []
         self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
         self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
+        if teacher is not None and teacher.path is not None:
+            if self.critic or self.spread:
+                name = "reward" if self.critic else "doubly_stochastic"
+                raise UserError(f"task.{name}: cannot be combined with task.teacher; leave one of them out")
+            self.distillation = TokenDistillation(self, VisionLanguageModel, teacher, self.hidden, self.text_field)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         objective = self.critic or self.spread
-        return super().loss(batch) if objective is None else objective.loss(batch)
+        if objective is not None:
+            return objective.loss(batch)
+        if self.distillation is None:
+            return super().loss(batch)
+        images: Any = as_read(batch["images"], self.preprocess)
+        hidden = self.hidden(self.model, batch, images)
+        return self.distillation.terms(batch, {"tokens": self.token_term(batch, hidden)}, hidden, images)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        return self.distilled_counts("tokens", batch["captions"].targets.count)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

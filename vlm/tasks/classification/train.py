@@ -15,6 +15,7 @@ from vlm.models.context import Features
 from vlm.models.flop import Work
 from vlm.tasks.classification.predict import class_probabilities
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask
+from vlm.tasks.shared.distillation import ClassDistillation, DistilledTask, Teacher
 from vlm.tasks.shared.show import example_image, image_shape
 from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
@@ -46,6 +47,7 @@ class Mixing:
             if alpha < 0:
                 raise UserError(f"task.{name}: {alpha:g} is below 0; give the alpha of a beta distribution, or 0")
         kinds: list[tuple[Callable[..., Callable], float]] = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
+        self.mixup, self.cutmix = mixup, cutmix
         self.choices = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
 
     def __call__(self, images: Tensor | Features, labels: Tensor) -> tuple[Tensor | Features, Tensor]:
@@ -54,13 +56,14 @@ class Mixing:
         return self.choices[int(torch.randint(len(self.choices), ()))](images, labels)
 
 
-class Classification(ClassTask):
+class Classification(DistilledTask, ClassTask):
     """Trains by cross-entropy, optionally with MixUp and CutMix.
 
     Args:
         model, options: As in Task; the model is a Classifier.
         fields: images, and labels.
         mixup, cutmix: As in Mixing.
+        teacher: A model whose predictions the trained model learns; None for none.
     """
 
     name = "classification"
@@ -72,17 +75,28 @@ class Classification(ClassTask):
         model: Classifier,
         mixup: Annotated[float, Range(0)] = 0.0,
         cutmix: Annotated[float, Range(0)] = 0.0,
+        teacher: Teacher | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
         self.mixing = Mixing(mixup=mixup, cutmix=cutmix, num_classes=len(self.classes))
+        if teacher is not None and teacher.path is not None:
+            self.distillation = ClassDistillation(self, Classifier, teacher, lambda model, batch, images: model(images))
 
     def work(self, batch: Batch) -> Work:
         return Work(images=len(batch.ids), cached=isinstance(batch["images"], Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         images, targets = self.mixing(as_read(batch["images"], self.preprocess), batch["labels"])
-        return {"images": Term(*class_loss(self.model(images), targets, label_smoothing=self.label_smoothing))}
+        logits = self.model(images)
+        terms = {"images": Term(*class_loss(logits, targets, label_smoothing=self.label_smoothing))}
+        if self.distillation is None:
+            return terms
+        assert isinstance(images, Tensor)
+        return self.distillation.terms(batch, terms, logits, images)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        return self.distilled_counts("images", len(batch.ids))
 
     def probabilities(self, batch: Batch) -> Tensor:
         return class_probabilities(self.model, self.preprocess, batch["images"])

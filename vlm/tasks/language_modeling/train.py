@@ -21,10 +21,11 @@ from vlm.evaluation.report.content import Section, Texts
 from vlm.models.decoder import TextDecoder
 from vlm.models.flop import Work
 from vlm.tasks.language_modeling.predict import generate
+from vlm.tasks.shared.distillation import DistilledTask, Teacher, TokenDistillation
 from vlm.tasks.shared.show import first_row, text_shape
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, row_losses, token_loss
-from vlm.training.step.task import Task, TaskOptions
+from vlm.training.step.task import TaskOptions
 
 
 class WindowLosses(NamedTuple):
@@ -95,7 +96,7 @@ def unigram_losses(tokens: Tensor, targets: Targets, logprobs: Floats) -> list[f
 MAX_COUNTED = 10_000_000  # tokens of a split that the control counts
 
 
-class LanguageModeling(Task):
+class LanguageModeling(DistilledTask):
     """Trains and validates by next-token prediction.
 
     Args:
@@ -106,6 +107,7 @@ class LanguageModeling(Task):
         prompts: Texts that each validation continues as samples; an empty one starts a document.
         prompt_tokens: Number of tokens of these continuations.
         z_loss: Factor of PaLM's auxiliary loss, which keeps logits from drifting; see `vocabulary_loss`.
+        teacher: A model whose predictions the trained model learns; None for none.
     """
 
     name = "language_modeling"
@@ -123,12 +125,20 @@ class LanguageModeling(Task):
         prompts: Sequence[str] = ("",),
         prompt_tokens: Count = 64,
         z_loss: Share = 0.0,
+        teacher: Teacher | None = None,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
         self.sampled_batches = sampled_batches
         self.prompts, self.prompt_tokens, self.z_loss = prompts, prompt_tokens, z_loss
         self.windows = WindowMetric()
+        if teacher is not None and teacher.path is not None:
+            self.distillation = TokenDistillation(
+                self, TextDecoder, teacher, lambda model, batch, images: self.hidden(model, batch["text"]), "text"
+            )
+
+    def _read_teacher(self, model: TextDecoder, batch: Batch, images: None) -> Tensor:
+        return self.hidden(model, batch["text"])
 
     @property
     def text(self) -> TextField:
@@ -148,16 +158,22 @@ class LanguageModeling(Task):
 
     def token_loss(self, rows: TextRows, **options: float) -> tuple[Tensor, int]:
         """Returns the summed cross-entropy in nats and the number of predicted tokens; see `losses.token_loss`."""
-        return token_loss(self.hidden(rows), rows.targets, self.model.head_parts, **options)
+        return token_loss(self.hidden(self.model, rows), rows.targets, self.model.head_parts, **options)
 
-    def hidden(self, rows: TextRows) -> Tensor:
-        """Returns the states from which the targets are predicted: (B, L, D)."""
+    @staticmethod
+    def hidden(model: TextDecoder, rows: TextRows) -> Tensor:
+        """Returns the states from which a model predicts the targets: (B, L, D)."""
         segments = None if rows.segments is None else rows.segments[:, :-1]
-        return self.model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
+        return model(rows.tokens[:, :-1], segments, bounds=rows.bounds)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        options = {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
-        return {"tokens": Term(*self.token_loss(batch["text"], **options))}
+        rows, options = batch["text"], {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss}
+        hidden = self.hidden(self.model, rows)
+        terms = {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, **options))}
+        return terms if self.distillation is None else self.distillation.terms(batch, terms, hidden)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        return self.distilled_counts("tokens", batch["text"].targets.count)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -173,7 +189,7 @@ class LanguageModeling(Task):
         rows: TextRows = batch["text"]
         if not final:
             return self.evaluation.add_loss({"tokens": Term(*self.token_loss(rows))})
-        losses, counts = row_losses(self.hidden(rows), rows.targets, self.model.head_parts)
+        losses, counts = row_losses(self.hidden(self.model, rows), rows.targets, self.model.head_parts)
         self.evaluation.add_loss({"tokens": Term(losses.sum(), rows.targets.count)})
         unigram: Sequence[float | None] = [None] * len(batch.ids)
         if self._unigram is not None:

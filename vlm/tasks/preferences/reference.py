@@ -10,16 +10,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vlm.checkpoint.load import digest, load_model, locate, read
 from vlm.data.batch import AnswerPairs
-from vlm.data.features import find_augment_problem
-from vlm.data.fields import ImageField
+from vlm.data.fields import Field
 from vlm.data.records import Split
 from vlm.data.text.preference_field import name_pairs
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.io.files import write_text
 from vlm.nn.lora import B, is_adapter
+from vlm.tasks.shared.frozen_models import (
+    check_same_weights,
+    find_changes,
+    has_tokenizer,
+    hash_weights,
+    output_path,
+    read_frozen,
+    write_outputs,
+)
+
+CACHE_KEY = "task.cache_reference"
 
 Start = Callable[[], nn.Module]  # builds the model with the weights from which training started
 
@@ -57,15 +66,14 @@ class ReferenceModel:
             else:
                 self._model = self.start()
             _share_frozen_parameters(self._model, self.policy)
-            if self.expected and self.hash() != self.expected:
-                what = "the reference model has other weights than when training began"
-                raise UserError(f"task.reference: {what}; restore {self.place or 'those of model.init_from'}")
+            origin = self.place or "those of model.init_from"
+            check_same_weights(self._model, self.expected, "task.reference", "the reference model", origin)
             self._model.requires_grad_(False).eval()
         return self._model.to(next(self.policy.parameters()).device)
 
     def hash(self) -> str:
         """Returns a hash of its weights."""
-        return digest({name: value for name, value in self.model().state_dict().items() if not is_adapter(name)})
+        return hash_weights(self.model())
 
     def release(self) -> None:
         """Frees its memory; `model` builds it again."""
@@ -105,13 +113,11 @@ def _read_reference(place: str, policy: nn.Module, tokenizer: Tokenizer) -> nn.M
     Raises:
         UserError: It cannot be read, has another tokenizer, or reads other inputs than the policy.
     """
-    loaded = read(locate(place))
-    stored = loaded["vlm"].get("tokenizer")
-    if not isinstance(stored, Mapping) or stored.get("fingerprint") != tokenizer.fingerprint:
+    loaded, model = read_frozen(place)
+    if not has_tokenizer(loaded, tokenizer):
         raise UserError(
             f"task.reference={place}: has another tokenizer than the model; use a checkpoint of the same one"
         )
-    model = load_model(loaded)
     shapes = [
         {name: value.shape for name, value in side.state_dict().items() if not is_adapter(name)}
         for side in (model, policy)
@@ -126,17 +132,12 @@ def _read_reference(place: str, policy: nn.Module, tokenizer: Tokenizer) -> nn.M
 class ReferenceCache:
     """Log-probabilities of the answers of a split by a reference model, in a file of a cache folder.
 
-    The file's name is a hash of everything that they depend on, so that changed data or another reference have another
-    file.
-
     Args:
-        folder: The cache.
-        identity: Values that the log-probabilities depend on, as text.
+        folder, identity: As in `output_path`.
     """
 
     def __init__(self, folder: Path, *identity: str) -> None:
-        name = sha256("\0".join(identity).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        self.path = folder / f"{name}.reference.json"
+        self.path = output_path(folder, ".reference.json", *identity)
 
     def read(self) -> dict[str, list[float]] | None:
         """Returns the two log-probabilities of each pair by its name; None if they are not stored."""
@@ -152,12 +153,7 @@ class ReferenceCache:
         Raises:
             UserError: They cannot be written.
         """
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps(scores))
-        except OSError as fault:
-            remedy = "free some space, or set task.cache_reference=false"
-            raise UserError(f"{self.path}: cannot be written ({fault.strerror}); {remedy}", 1) from fault
+        write_outputs(self.path, CACHE_KEY, lambda path: write_text(path, json.dumps(scores)))
 
 
 def look_up(scores: Mapping[str, list[float]], pairs: AnswerPairs) -> Tensor:
@@ -172,20 +168,19 @@ def look_up(scores: Mapping[str, list[float]], pairs: AnswerPairs) -> Tensor:
     return torch.tensor([scores[name] for name in pairs.names]).view(-1, 2)
 
 
-def check_cacheable(split: Split, images: ImageField | None) -> None:
+def check_cacheable(split: Split, images: Field | None) -> None:
     """Checks that the pairs of a training split and their images are the same in every epoch.
 
     Raises:
         UserError: They are not; the message names the option.
     """
-    off = "or set task.cache_reference=false"
-    if split.fresh:
-        raise UserError(f"task.cache_reference: these data are new in every epoch; use other data, {off}")
-    if any(split.record(at, 0)["pairs"] != split.record(at, 1)["pairs"] for at in range(len(split))):
-        what = "other pairs of an image are read in every epoch"
-        raise UserError(f"task.cache_reference: {what}; set data.source.pairs_per_image=null, {off}")
-    if images is not None and (problem := find_augment_problem(images.augment)):
-        raise UserError(f"task.cache_reference: {problem}, {off}")
+    changes = [*find_changes(split, images)]
+    if not split.fresh and any(
+        split.record(at, 0)["pairs"] != split.record(at, 1)["pairs"] for at in range(len(split))
+    ):
+        changes.append("other pairs of an image are read in every epoch; set data.source.pairs_per_image=null")
+    if changes:
+        raise UserError(f"{CACHE_KEY}: {changes[0]}, or set {CACHE_KEY}=false")
 
 
 def identify_pairs(split: Split) -> str:

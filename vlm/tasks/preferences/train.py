@@ -1,8 +1,7 @@
 """Training on preferences: of two answers to a prompt, the chosen one becomes likelier than the rejected one."""
 
-import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack
 
@@ -11,14 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vlm.data.batch import Batch, TextRows
-from vlm.data.fields import ImageField
-from vlm.data.samples import EvalBatches
 from vlm.data.text.preference_field import PreferenceField
 from vlm.data.text.prompt_field import PromptField
 from vlm.errors import Count, Range, UserError, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.content import Card, Cards, Section, pick_samples
-from vlm.io.files import progress
 from vlm.models.context import Context
 from vlm.models.decoder import TextDecoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -34,6 +30,7 @@ from vlm.tasks.preferences.reference import (
     identify_pairs,
     look_up,
 )
+from vlm.tasks.shared.frozen_models import compute_outputs, describe_computation, read_on_first_rank
 from vlm.tasks.shared.show import example_image, example_record, first_row, text_shape
 from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
 from vlm.training.data_module import Data
@@ -115,8 +112,7 @@ class Preferences(ImageTextTask):
             remedy = "use trainer=ddp instead of fsdp, or task.loss=simpo"
             raise UserError(f"task={self.name}: a reference model is not supported with sharded weights; {remedy}")
         if self.cache_reference:
-            images = self.fields.get("images")
-            check_cacheable(self.data.split("train"), images if isinstance(images, ImageField) else None)
+            check_cacheable(self.data.split("train"), self.fields.get("images"))
         self._reference_hash = self.reference.expected = self.reference.hash()
         if self.cache_reference:
             self._cached = {name: scores for split in ("train", "val") for name, scores in self._cache(split).items()}
@@ -125,33 +121,18 @@ class Preferences(ImageTextTask):
     def _cache(self, split: str) -> dict[str, list[float]]:
         """Returns the log-probabilities of a split's answers by the reference; computes and stores missing ones."""
         assert self.data.cache_folder is not None
-        states = json.dumps({name: field.state() for name, field in self.fields.items()}, sort_keys=True, default=repr)
-        computing = f"{self.device.type} {self.trainer.precision}"
-        cache = ReferenceCache(
-            self.data.cache_folder,
-            self._reference_hash,
-            states,
-            computing,
-            split,
-            identify_pairs(self.data.split(split)),
-        )
-        samples, ranks = self.data.samples(split), self.trainer.world_size
-        stored: list[Any] = [cache.read() if self.trainer.is_global_zero else None]
-        if ranks > 1:  # the others may see another file, or none
-            torch.distributed.broadcast_object_list(stored)
-        if stored[0] is not None:
-            return stored[0]
-        order = EvalBatches(size=len(samples), batch_size=self.data.eval_batch_size, rank=self.global_rank, world=ranks)
-        scores: dict[str, list[float]] = {}
-        with torch.inference_mode(), self.trainer.precision_plugin.forward_context():
-            for batch in progress(self.data.loader(samples, order), len(order), f"batches of {split} (reference)"):
-                rows, model = batch[self.text_field].to(self.device), self.reference.model()
-                logprobs, _ = self._score(model, rows, self._encode(model, batch.to(self.device)))
-                scores |= dict(zip(rows.pairs.names, logprobs.tolist(), strict=True))
-        if ranks > 1:
-            gathered: list[Any] = [None] * ranks
-            torch.distributed.all_gather_object(gathered, scores)
-            scores = {name: values for part in gathered for name, values in part.items()}
+        identity = identify_pairs(self.data.split(split))
+        folder, computation = self.data.cache_folder, describe_computation(self)
+        cache = ReferenceCache(folder, self._reference_hash, *computation, split, identity)
+        if (stored := read_on_first_rank(self, cache.read)) is not None:
+            return stored
+
+        def compute(batch: Batch) -> Iterator[tuple[str, list[float]]]:
+            rows, model = batch[self.text_field], self.reference.model()
+            logprobs, _ = self._score(model, rows, self._encode(model, batch))
+            yield from zip(rows.pairs.names, logprobs.tolist(), strict=True)
+
+        scores = compute_outputs(self, self.data.samples(split), f"{split} (reference)", compute)
         if self.trainer.is_global_zero:
             cache.write(scores)
         return scores

@@ -224,11 +224,18 @@ class ImageTextTask(Task):
         return Work(len(images), rows, length, cached=isinstance(images, Features))
 
     def loss(self, batch: Batch) -> dict[str, Term]:
+        hidden = self.hidden(self.model, batch, as_read(batch["images"], self.preprocess))
+        return {"tokens": self.token_term(batch, hidden)}
+
+    def hidden(self, model: VisionLanguageModel, batch: Batch, images: Tensor | Features | None) -> Tensor:
+        """Returns a model's hidden states of the texts of a training batch, given its images as model input."""
         rows = batch[self.text_field]
-        texts = (rows.tokens, rows.segments, rows.image_states, rows.scored)
-        hidden = self.model(as_read(batch["images"], self.preprocess), *texts)
-        smoothing = self.label_smoothing
-        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
+        return model(images, rows.tokens, rows.segments, rows.image_states, rows.scored)
+
+    def token_term(self, batch: Batch, hidden: Tensor) -> Term:
+        """Returns the loss of the texts of a training batch."""
+        targets, smoothing = batch[self.text_field].targets, self.label_smoothing
+        return Term(*token_loss(hidden, targets, self.model.head_parts, label_smoothing=smoothing))
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

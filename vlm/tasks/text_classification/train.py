@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 from torch import Tensor
@@ -11,21 +12,24 @@ from vlm.data.batch import Batch
 from vlm.evaluation.report.content import Table
 from vlm.models.classifier import SequenceClassifier
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask, find_name
+from vlm.tasks.shared.distillation import ClassDistillation, DistilledTask, Teacher
 from vlm.tasks.shared.text_tasks import NaiveBayes, TextTask, bag_of
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
 from vlm.training.step.losses import Term, class_loss
+from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
 MAX_CHARACTERS = 400  # of a text in a report
 
 
-class TextClassification(TextTask, ClassTask):
+class TextClassification(DistilledTask, TextTask, ClassTask):
     """Trains by cross-entropy.
 
     Args:
         model, options: As in ClassTask; the model is a SequenceClassifier.
         fields: texts, and labels.
+        teacher: A model whose predictions the trained model learns; None for none.
     """
 
     name = "text_classification"
@@ -34,10 +38,25 @@ class TextClassification(TextTask, ClassTask):
     unit = counted_unit = "texts"
     model: SequenceClassifier
 
-    def loss(self, batch: Batch) -> dict[str, Term]:
+    def __init__(
+        self, *, model: SequenceClassifier, teacher: Teacher | None = None, **options: Unpack[TaskOptions]
+    ) -> None:
+        super().__init__(model=model, **options)
+        if teacher is not None and teacher.path is not None:
+            self.distillation = ClassDistillation(self, SequenceClassifier, teacher, self._logits)
+
+    @staticmethod
+    def _logits(model: SequenceClassifier, batch: Batch, images: Tensor | None = None) -> Tensor:
         rows = batch["texts"]
-        logits = self.model(rows.tokens, rows.segments, rows.types, rows.layout)
-        return {"texts": Term(*class_loss(logits, batch["labels"], label_smoothing=self.label_smoothing))}
+        return model(rows.tokens, rows.segments, rows.types, rows.layout)
+
+    def loss(self, batch: Batch) -> dict[str, Term]:
+        logits = self._logits(self.model, batch)
+        terms = {"texts": Term(*class_loss(logits, batch["labels"], label_smoothing=self.label_smoothing))}
+        return terms if self.distillation is None else self.distillation.terms(batch, terms, logits)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        return self.distilled_counts("texts", len(batch.ids))
 
     def probabilities(self, batch: Batch) -> Tensor:
         return text_probabilities(self.model, batch["texts"])

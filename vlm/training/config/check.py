@@ -156,6 +156,8 @@ def missing_groups(config: Config) -> list[str]:
 
 def node_faults(config: Config) -> list[str]:
     """Returns an error for each field, callback or logger that is not a node; callbacks and loggers may be null."""
+    if isinstance(teacher := config["task"].get("teacher"), str):
+        return [f"task.teacher: {short_text(teacher)} is not a group of options; set task.teacher.path={teacher}"]
     parts = {"task.fields": config["task"].get("fields"), "callbacks": config["callbacks"], "logger": config["logger"]}
     fault = "has no class to build; give it a _target_"
     faults = [

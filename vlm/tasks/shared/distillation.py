@@ -1,0 +1,374 @@
+"""Distillation: a student learns a teacher's predictions of its training inputs (Hinton et al. 2015)."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.checkpoint.stored import Checkpoint, thaw
+from vlm.config.tree import Config, select
+from vlm.data.batch import Batch, Targets
+from vlm.data.images.image import Preprocess
+from vlm.data.text.prompt_field import PromptField
+from vlm.errors import Count, Range, UserError
+from vlm.models.decoder import TextDecoder
+from vlm.models.recurrent import RecurrentEncoder
+from vlm.models.text_encoder import TextEncoder
+from vlm.nn.distillation_loss import (
+    Predictions,
+    TeacherStates,
+    divergence,
+    predict,
+    select_top,
+    soften,
+    vocabulary_divergence,
+)
+from vlm.tasks.shared.frozen_models import check_same_weights, has_tokenizer, hash_weights, read_frozen
+from vlm.tasks.shared.teacher_cache import PredictionCache
+from vlm.training.image_cache import as_read
+from vlm.training.step.losses import Term
+from vlm.training.step.task import Task
+from vlm.untrusted.sizes import JsonValue
+
+KEY = "task.teacher"
+# Returns what a model computes of a batch: hidden states (B, L, D), or logits (B, C). Images are normalised.
+Read = Callable[[Any, Batch, Tensor | None], Tensor]
+
+
+class Teacher:
+    """The config of a teacher: a trained model, and how much of its predictions a student learns.
+
+    The loss of a student is ``weight * temperature**2 * divergence(teacher, student) + (1 - weight) * loss``, over the
+    same tokens or samples.
+
+    Args:
+        path: Checkpoint, run or folder of the teacher; None to train without one.
+        temperature: Divisor of the logits of both models in the divergence; higher values weigh unlikely outcomes more.
+        weight: Share of the divergence in the loss.
+        beta: Divergence: 0 for forward KL, 1 for reverse KL, a number between for generalised Jensen-Shannon.
+        top_k: Number of the teacher's likeliest outcomes that are compared one by one; the others are compared as one
+            outcome. None for all.
+        cache: Whether to compute the teacher's predictions once and to store them in the cache.
+    Raises:
+        UserError: An option has no effect, because there is no teacher.
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        temperature: Annotated[float, Range(above=0)] = 2.0,
+        weight: Annotated[float, Range(above=0, high=1)] = 0.5,
+        beta: Annotated[float, Range(0, 1)] = 0.0,
+        top_k: Count | None = None,
+        cache: bool = False,
+    ) -> None:
+        self.path, self.top_k, self.cache = path, top_k, cache
+        self.temperature, self.weight, self.beta = float(temperature), float(weight), float(beta)
+        defaults = inspect.signature(Teacher).parameters.items()
+        if path is None and (changed := [name for name, given in defaults if getattr(self, name) != given.default]):
+            raise UserError(f"{KEY}.{changed[0]}: has no effect without a teacher; set {KEY}.path, or leave it out")
+
+
+class Distillation:
+    """The loss of a student, and its teacher, which is frozen, in evaluation mode, and read on first use.
+
+    The teacher computes in the precision of training and reads the images of the batch, also augmented or mixed ones.
+    It is no submodule of the task, so that checkpoints do not hold it. A subclass defines what is compared.
+
+    Args:
+        task: The student's task.
+        kind: Class of the models that the task trains.
+        options: The teacher.
+        read: Returns what a model computes of a batch.
+    Attributes:
+        expected: Hash of the weights that the teacher must have; "" for any.
+        weights_hash: Hash of the teacher's weights, once training has begun.
+    Raises:
+        UserError: An option of the task has no effect.
+    """
+
+    def __init__(self, task: Task, kind: type[nn.Module], options: Teacher, read: Read) -> None:
+        self.task, self.kind, self.options, self._read = task, kind, options, read
+        self.path = str(options.path)
+        self.expected = self.weights_hash = ""
+        self._model: nn.Module | None = None
+        self._preprocess: Preprocess | None = None
+        self._cached: PredictionCache | None = None
+        if options.weight == 1:
+            for name in ("label_smoothing", "z_loss"):
+                if getattr(task, name, 0):
+                    raise UserError(f"task.{name}: has no effect, because {KEY}.weight=1; leave it out")
+
+    @property
+    def student(self) -> nn.Module:
+        """The student's model."""
+        return self.task.model
+
+    def num_outcomes(self, model: nn.Module) -> int:
+        """Returns the number of outcomes that a model predicts."""
+        raise TypeError(f"{type(self).__name__} does not implement num_outcomes")
+
+    def divergence(self, batch: Batch, outputs: Tensor, images: Tensor | None) -> Tensor:
+        """Returns the divergence of the student's outputs for a batch, summed over tokens or samples: ()."""
+        raise TypeError(f"{type(self).__name__} does not implement divergence")
+
+    def predictions(self, batch: Batch) -> Iterator[tuple[str, Predictions]]:
+        """Yields the name of each sample of a batch, and the teacher's predictions of it."""
+        raise TypeError(f"{type(self).__name__} does not implement predictions")
+
+    def model(self) -> Any:
+        """Returns the teacher, on the device and in the type of the student.
+
+        Raises:
+            UserError: It cannot be read, does not fit the student, or has other weights than when training began.
+        """
+        if self._model is None:
+            loaded, model = read_frozen(self.path)
+            self._check(loaded, model)
+            check_same_weights(model, self.expected, f"{KEY}.path", "the teacher", self.path)
+            self._model = model
+        parameter = next(self.student.parameters())
+        return self._model.to(parameter.device, parameter.dtype)
+
+    def refuse(self, reason: str) -> UserError:
+        """Returns the error about a teacher that does not fit."""
+        return UserError(f"{KEY}.path={self.path}: {reason}")
+
+    def _check(self, loaded: Checkpoint, model: nn.Module) -> None:
+        if not isinstance(model, self.kind):
+            what = f"is a {type(model).__name__}, which task={self.task.name} does not train"
+            raise self.refuse(f"{what}; use a model of this task")
+        self._check_tokenizer(loaded)
+        self.check_classes(loaded)
+        if (theirs := self.num_outcomes(model)) != (ours := self.num_outcomes(self.student)):
+            raise self.refuse(f"predicts {theirs:,} outcomes, the student {ours:,}; use a teacher of the same number")
+        self._check_images(loaded)
+        readers = [part for part in model.modules() if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder)]
+        for name, field in self.task.fields.items():
+            longest = getattr(field, "max_len", 0)
+            if short := [reader.max_len for reader in readers if reader.max_len < longest]:
+                what = f"reads at most {min(short)} tokens, but task.fields.{name}.max_len is {longest}"
+                raise self.refuse(f"{what}; set data.max_len={min(short)}")
+            if name == "texts" and loaded["vlm"].get("pairs") not in (None, ours_pairs := field.state().get("pairs")):
+                kinds = ("pairs of texts", "single texts")
+                raise self.refuse(f"reads {kinds[bool(ours_pairs)]}, the student {kinds[not ours_pairs]}")
+            if isinstance(field, PromptField) and field.state().get("form") != loaded["vlm"].get("form"):
+                raise self.refuse("has another form of prompts than the student; use a teacher of the same family")
+
+    def check_classes(self, loaded: Checkpoint) -> None:
+        """Checks that a teacher predicts the classes of the student, if it predicts classes.
+
+        Raises:
+            UserError: It has other classes, or the same in another order.
+        """
+
+    def _check_tokenizer(self, loaded: Checkpoint) -> None:
+        fields = self.task.fields.items()
+        name, tokenizer = next(((name, field.tokenizer) for name, field in fields if field.tokenizer), ("", None))
+        if tokenizer is None or has_tokenizer(loaded, tokenizer):
+            return
+        place = select(self._config(), f"task.fields.{name}.tokenizer.path", None)
+        origin = f"of {place}" if place else f"learned from {self.describe_data()}"
+        remedy = f"set tokenizer=pretrained tokenizer.path={self.path}, or use a teacher with the same tokenizer"
+        raise self.refuse(f"its tokenizer differs from the student's ({origin}); {remedy}")
+
+    def _config(self) -> Config:
+        return thaw(self.task.about["config"]) if "config" in self.task.about else Config({})
+
+    def describe_data(self) -> str:
+        """Returns the files of the student's data, for messages."""
+        places = [select(self._config(), f"data.{name}", None) for name in ("root", "path")]
+        return " ".join(str(place) for place in places if place) or "its training data"
+
+    def _check_images(self, loaded: Checkpoint) -> None:
+        ours: Any = self.task.preprocess
+        if ours is None:
+            return
+        self._preprocess = Preprocess.from_state(loaded["vlm"]["preprocess"])
+        sides = (ours.state(), self._preprocess.state())
+        for name in ("image_size", "resize", "interpolation", "crop", "longest_edge", "tiles"):
+            own, value = (side.get(name) for side in sides)
+            if own != value:
+                key = "data.image_size" if name == "image_size" else f"data.preprocess.{name}"
+                what = f"was trained on images with {name}={value}, the student's have {own}"
+                raise self.refuse(f"{what}; set {key}={value}, or use a teacher of such images")
+        if self.task.data.cache_features:
+            remedy = "set data.cache_features=false"
+            raise self.refuse(f"reads images, but the student reads cached features of its encoder; {remedy}")
+
+    def prepare(self) -> None:
+        """Reads and checks the teacher before training, and computes or reads its predictions if they are cached.
+
+        Raises:
+            UserError: See `model`; or predictions cannot be cached; the message names the option.
+        """
+        outcomes, top_k = self.num_outcomes(self.student), self.options.top_k
+        if top_k is not None and top_k >= outcomes:
+            raise UserError(f"{KEY}.top_k: {top_k} is not less than the {outcomes:,} outcomes; leave it out")
+        self.weights_hash = self.expected = hash_weights(self.model())
+        if self.options.cache:
+            self._cached = PredictionCache(
+                self.task, self.predictions, (self.weights_hash, str(self.options.temperature), str(top_k)), outcomes
+            )
+            self._model = None  # frees its memory
+
+    def terms(
+        self, batch: Batch, own: Mapping[str, Term], outputs: Tensor, images: Tensor | None = None
+    ) -> dict[str, Term]:
+        """Returns the terms of the loss: the student's own and the divergence.
+
+        Args:
+            own: The student's own term, by name.
+            outputs: What the student computed of the batch.
+            images: The images that it read.
+        """
+        ((name, term),) = own.items()
+        options, total = self.options, self.divergence(batch, outputs, images)
+        teacher = Term(total, term.count, weight=options.weight * options.temperature**2)
+        return {name: replace(term, weight=1 - options.weight), "teacher": teacher}
+
+    @torch.no_grad()
+    def read(self, batch: Batch, images: Tensor | None) -> Tensor:
+        """Returns what the teacher computes of a batch.
+
+        Args:
+            images: The images as the student reads them; None to take those of the batch.
+        """
+        model, ours = self.model(), self.task.preprocess
+        if images is None and ours is not None:
+            images = as_read(batch["images"], ours)  # type: ignore[assignment]
+        if images is not None and self._preprocess is not None:
+            images = renormalize(images, ours, self._preprocess)
+        return self._read(model, batch, images)
+
+    def stored(self, batch: Batch, count: int) -> Predictions | None:
+        """Returns the cached predictions of a batch's tokens or samples; None if they are not cached.
+
+        Args:
+            count: Their number.
+        """
+        return None if self._cached is None else self._cached.look_up(batch.ids, count, self.task.device)
+
+
+def renormalize(images: Tensor, ours: Preprocess, theirs: Preprocess) -> Tensor:
+    """Converts images of one normalisation to another: (B, 3, H, W) -> (B, 3, H, W)."""
+    if (tuple(ours.mean), tuple(ours.std)) == (tuple(theirs.mean), tuple(theirs.std)):
+        return images
+    mean, std, new_mean, new_std = (
+        images.new_tensor(values)[:, None, None] for values in (ours.mean, ours.std, theirs.mean, theirs.std)
+    )
+    return images * (std / new_std) + (mean - new_mean) / new_std
+
+
+class TokenDistillation(Distillation):
+    """Distillation of predictions of tokens.
+
+    Args:
+        text_field: Name of the field of texts.
+        others: See Distillation; `read` returns hidden states.
+    """
+
+    def __init__(self, task: Task, kind: type[nn.Module], options: Teacher, read: Read, text_field: str) -> None:
+        super().__init__(task, kind, options, read)
+        self.text_field = text_field
+
+    def num_outcomes(self, model: nn.Module) -> int:
+        return len(model.head_parts.weight)  # type: ignore[union-attr,arg-type]
+
+    def divergence(self, batch: Batch, outputs: Tensor, images: Tensor | None) -> Tensor:
+        targets: Targets = batch[self.text_field].targets
+        head: Any = self.student.head_parts
+        teacher: TeacherStates | Predictions | None = self.stored(batch, targets.count)
+        if teacher is None:
+            teacher = self._states(self.read(batch, images), targets)
+        picked = head.apply_transform(targets.pick(outputs))
+        options = {"temperature": self.options.temperature, "beta": self.options.beta}
+        return vocabulary_divergence(picked, head.weight, head.bias, teacher, **options)
+
+    def _states(self, hidden: Tensor, targets: Targets) -> TeacherStates:
+        head = self.model().head_parts
+        return TeacherStates(head.apply_transform(targets.pick(hidden)), head.weight, head.bias, self.options.top_k)
+
+    def predictions(self, batch: Batch) -> Iterator[tuple[str, Predictions]]:
+        targets: Targets = batch[self.text_field].targets
+        hidden = self.read(batch, None)
+        rows, length = hidden.shape[:2]
+        counts = [length] * rows
+        if targets.places is not None:
+            counts = torch.bincount(targets.places // length, minlength=rows).tolist()
+        start, states = 0, self._states(hidden, targets)
+        for name, count in zip(batch.ids, counts, strict=True):
+            part = states._replace(hidden=states.hidden[start : start + count])
+            yield name, predict(part, self.options.temperature)
+            start += count
+
+
+class ClassDistillation(Distillation):
+    """Distillation of predictions of classes; `read` returns logits."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The student's classes."""
+        return self.task.fields["labels"].classes  # type: ignore[attr-defined]
+
+    def num_outcomes(self, model: nn.Module) -> int:
+        return len(model.head.weight)  # type: ignore[union-attr,arg-type]
+
+    def check_classes(self, loaded: Checkpoint) -> None:
+        ours, theirs = list(self.classes), ["".join(name) for name in loaded["vlm"].get("classes", ())]
+        if ours == theirs:
+            return
+        data = self.describe_data()
+        at = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        what = f"has {len(theirs)} classes, the student's data ({data}) {len(ours)}"
+        if at is not None:
+            what = f"class {at} is {theirs[at]!r:.60}, in the student's data ({data}) {ours[at]!r:.60}"
+        raise self.refuse(f"{what}; use a teacher of the same classes in the same order")
+
+    def divergence(self, batch: Batch, outputs: Tensor, images: Tensor | None) -> Tensor:
+        teacher = self.stored(batch, len(outputs))
+        if teacher is None:
+            teacher = self._predict(self.read(batch, images))
+        options = {"temperature": self.options.temperature, "beta": self.options.beta}
+        return divergence(outputs, teacher, **options).sum()
+
+    def _predict(self, logits: Tensor) -> Predictions:
+        logprobs = soften(logits, self.options.temperature)
+        return logprobs if self.options.top_k is None else select_top(logprobs, self.options.top_k)
+
+    def predictions(self, batch: Batch) -> Iterator[tuple[str, Predictions]]:
+        predictions = self._predict(self.read(batch, None))
+        rows: Any = predictions.split(1)
+        yield from zip(batch.ids, rows, strict=True)
+
+
+class DistilledTask(Task):
+    """Base of tasks whose model may learn from a teacher.
+
+    Attributes:
+        distillation: The teacher and its loss; None without a teacher.
+    """
+
+    distillation: Distillation | None = None
+
+    def use_start(self, start: Callable[[], nn.Module], stored: Mapping[str, Any]) -> None:
+        super().use_start(start, stored)
+        if self.distillation is not None:
+            self.distillation.expected = str(stored.get("teacher", ""))
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self.distillation is not None:
+            self.distillation.prepare()
+
+    def description(self) -> dict[str, JsonValue]:
+        weights_hash = "" if self.distillation is None else self.distillation.weights_hash
+        return super().description() | ({"teacher": weights_hash} if weights_hash else {})
+
+    def distilled_counts(self, name: str, count: int) -> dict[str, int] | None:
+        """Returns `counts` of a loss whose only term without a teacher has this name and count."""
+        return None if self.distillation is None else {name: count, "teacher": count}
