@@ -45,7 +45,11 @@ def train(folder: Path, options: list[str]) -> dict[str, float]:
     """Trains in a folder, unless it holds a finished run, and returns the test scores without the split's name."""
     if not (done := [*folder.glob("*/*/evaluation/test/metrics.json")]):
         start = time.monotonic()
-        subprocess.run([sys.executable, "-m", "vlm", "train", *COMMON, *options, f"runs={folder}"], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "vlm", "train", *COMMON, *options, f"runs={folder}"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         print(f"{folder}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         done = [*folder.glob("*/*/evaluation/test/metrics.json")]
     return {name.partition("/")[2]: value for name, value in json.loads(done[0].read_text()).items()}

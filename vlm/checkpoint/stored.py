@@ -79,6 +79,7 @@ class Metadata(TypedDict, total=False):
         decoding, embedding: Default options by name.
         adapters: Adapters of a model that is stored without its base; `read` moves the entry out.
         reference: Hash of the weights of the reference model of training on preferences.
+        teacher: Hash of the weights of the teacher of a distillation.
     """
 
     task: str | None
@@ -104,6 +105,7 @@ class Metadata(TypedDict, total=False):
     decoding: DecodingDefaults
     embedding: dict[str, str | bool]
     reference: str
+    teacher: str
 
 
 class Checkpoint(TypedDict, total=False):
