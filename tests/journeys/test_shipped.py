@@ -286,6 +286,9 @@ def place(trained, photos, drawn, tmp_path, monkeypatch) -> Path:
     table = "".join(f'{name},"{caption}"\n' for name, caption in captions)
     (tmp_path / "photos" / "captions.csv").write_text(f"image,caption\n{table}")
     (tmp_path / "notes.txt").write_text(STORY)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "rewards.md").read_text(), re.DOTALL)
+    (tmp_path / "my_rewards.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))  # a user's own module
     for name in ("train", "test"):
         write_squad(tmp_path / f"{name}.json", STORY)
     (tmp_path / "my_photos").mkdir()
@@ -402,6 +405,8 @@ def test_the_commands_of_the_pages_run_as_written(command, place, request, monke
             small += [] if "task=classification" in command else ["data.max_len=32"]
         elif "model=vision_language" in command:
             small += ["data.max_len=96"]
+        elif re.search(r"init_from=runs/(image_questions|detection)/", command):
+            small += ["model.size.dim=16", "data.image_size=32", "model/encoder=vit", "model.encoder.patch_size=8"]
         else:
             small += ["model.size.dim=32", "model.size.num_heads=2"]
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []

@@ -164,6 +164,28 @@ def find(name: Value) -> Callable[..., Any]:
     return target
 
 
+def find_function(name: str, arguments: Collection[str]) -> Callable[..., Any]:
+    """Imports a function of a package that the user trusts.
+
+    Args:
+        arguments: Names of the arguments that it will be called with.
+    Raises:
+        UserError: Its package is not trusted, it cannot be imported, or it does not take these arguments. The message
+            does not start with a key.
+    """
+    if not any(name.startswith(f"{package}.") for package in trusted_packages()):
+        raise UserError(f"{name} is in a package that is not trusted; {suggest_trust(name.split('.')[0])}")
+    function = find(name)
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        needed, short = ", ".join(arguments), name.rpartition(".")[2]
+        raise UserError(
+            f"{name} cannot be called with {needed} ({error}); define it as def {short}({needed})"
+        ) from error
+    return function
+
+
 @cache
 def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Returns the parameters of a target with evaluated annotations; ``**options: Unpack[...]`` is expanded."""

@@ -48,6 +48,20 @@ class ImageBoxes(NamedTuple):
         return cls((width, height), tuple(LabeledBox(label, tuple(box), crowd) for label, box, crowd in boxes))
 
 
+class BoxPrompt(NamedTuple):
+    """A prompt for boxes and what a model should write.
+
+    Args:
+        prompt: Text of the prompt.
+        boxes: The objects, in the view that the model reads.
+        text: The objects as a text.
+    """
+
+    prompt: str
+    boxes: Sequence[LabeledBox]
+    text: str
+
+
 def find_locations(tokenizer: Tokenizer) -> range:
     """Ids of location tokens: those that were added for training, or <loc0000> to <loc1023> of a folder's tokenizer.
 

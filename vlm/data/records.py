@@ -172,6 +172,18 @@ def select_last_questions(questions: Sequence[Question]) -> list[Question]:
     return [question for question in questions if question.turns not in continued]
 
 
+def select_turns(questions: Sequence[Question], last: Sequence[Question]) -> list[Question]:
+    """The questions of some conversations.
+
+    Args:
+        last: The last question of each conversation.
+    """
+    chosen = [question.turns for question in last]
+    return [
+        question for question in questions if any(turns[: len(question.turns)] == question.turns for turns in chosen)
+    ]
+
+
 class Preference(NamedTuple):
     """A prompt with an answer that people prefer and one that they reject.
 

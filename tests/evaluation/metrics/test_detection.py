@@ -5,7 +5,7 @@ import pytest
 
 from vlm.data.boxes import ImageBoxes, LabeledBox
 from vlm.errors import UserError
-from vlm.evaluation.metrics.detection import DetectionMetric, ScoredImage, constant_detections
+from vlm.evaluation.metrics.detection import DetectionMetric, ScoredImage, constant_detections, overlap_score
 
 CAT, DOG = LabeledBox("cat", (0.0, 0.0, 10.0, 10.0)), LabeledBox("dog", (10.0, 0.0, 20.0, 10.0))
 CROWD = LabeledBox("bird", (0.0, 0.0, 20.0, 20.0), True)
@@ -70,3 +70,16 @@ def test_intervals_hold_the_scores() -> None:
     results, ends = metric.compute(), metric.intervals(seed=0)
     assert all(ends[f"{name}@low"] <= results[name] <= ends[f"{name}@high"] for name in ("ap", "ap50", "recall"))
     assert ends["recall@low"] < ends["recall@high"]
+
+
+def test_the_overlap_of_objects_counts_missing_wrong_and_invalid_ones() -> None:
+    half = LabeledBox("cat", (0.0, 0.0, 5.0, 10.0))
+    near = LabeledBox("cat", (1.0, 0.0, 10.0, 10.0))
+    assert overlap_score([CAT, DOG], [DOG, CAT]) == 1.0
+    assert overlap_score([], []) == 1.0 and overlap_score([], [CAT]) == overlap_score([CAT], []) == 0.0
+    assert overlap_score([CAT, DOG], [CAT]) == pytest.approx(2 / 3)
+    assert overlap_score([CAT], [half]) == pytest.approx(0.5)
+    assert overlap_score([CAT], [half], invalid=2) == pytest.approx(2 * 0.5 / 4)
+    assert overlap_score([CAT], [half, near]) == pytest.approx(2 * 0.9 / 3)  # one object matches once
+    assert overlap_score([CAT, half], [near, half]) == pytest.approx(2 * (1 + 0.9) / 4)  # the best pair first
+    assert overlap_score([CAT], [LabeledBox("dog", CAT.box)]) == 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from vlm.data.records import ListSplit, Record
 from vlm.evaluation.metrics.captions import CaptionMetric
-from vlm.tasks.captioning.metrics import LanguageMetrics, compute_test_scores
+from vlm.tasks.captioning.metrics import CaptionFaults, LanguageMetrics, compute_test_scores
 
 IDS = ["a", "b", "c"]
 CAPTIONS = {"en": ["a red dog", "two cats", "a bird"], "zh": ["一只红狗", "两只猫", "鸟"]}
@@ -141,3 +141,12 @@ def test_a_beam_search_is_not_advised_to_who_uses_one(beam, advised):
     found = metrics.findings(metrics.compute(), max_tokens=9, beam=beam)
     (repeating,) = [one for one in found if "repeat words" in one.fault]
     assert any("task.beam=4" in remedy for remedy in repeating.remedies) == advised
+
+
+def test_faults_are_repeated_pairs_and_ends_within_a_phrase() -> None:
+    faults = CaptionFaults(["a dog on the grass", "the dog", "a cat of a man", *["the end"] * 2])
+    assert faults.shares(["a dog on a", "a dog a dog", "the dog", "the the the"]) == {
+        "repeated": 0.5,  # "a dog" and "the the"
+        "bad_endings": 0.5,  # "a" and "the" end no caption
+    }
+    assert faults.shares([""]) == {"repeated": 0.0, "bad_endings": 1.0}

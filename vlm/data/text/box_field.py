@@ -8,6 +8,7 @@ from vlm.data.batch import CaptionRow
 from vlm.data.boxes import (
     COORDINATES,
     SEPARATOR,
+    BoxPrompt,
     ImageBoxes,
     LabeledBox,
     LocationCodec,
@@ -142,14 +143,17 @@ class BoxField(QuestionField):
         size = record["boxes"].size
         seen = self.visible(record["boxes"], self.preprocess.view(size) if augment is None else augment.view(size, key))
         rng = numpy_rng("boxes", *key)
-        texts = []
+        texts, references = list[Encoded](), list[BoxPrompt]()
         for _ in range(self.prompts_per_image):
             classes = self._choose_classes(seen, rng) if rng.random() < self.named else []
             while len(classes) > 1 and len(self.prompt_ids(classes)) > self.max_len // 2:
                 classes.pop()
             chosen = [item for item in seen if not classes or item.label in classes]
             texts.append(self._encode([chosen[at] for at in rng.permutation(len(chosen))], classes, record.id))
-        return CaptionRow(texts)
+            if self.compares:
+                answer = [token for token, predicted in zip(*texts[-1], strict=True) if predicted]
+                references.append(BoxPrompt(format_prompt(classes), chosen, self.tokenizer.decode(answer)))
+        return CaptionRow(texts, references)
 
     def visible(self, objects: ImageBoxes, view: View) -> list[LabeledBox]:
         """The objects of an image that a view shows, with their boxes in the view; without crowds."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from vlm.data.batch import IGNORE, CaptionRow, Targets, TextRows, choose_for_row, next_token_labels, pack
 from vlm.data.fields import AugmentKey, CaptionField
-from vlm.data.records import Question, Record, Source, Split, select_last_questions
+from vlm.data.records import Question, Record, Source, Split, select_last_questions, select_turns
 from vlm.data.text.conversation import PLAIN, Turn
 from vlm.data.text.prompt_form import PromptForm, RenderedPrompt
 from vlm.data.text.tokenizer import Tokenizer
@@ -171,7 +171,11 @@ class ConversationField(QuestionField):
         every = self._row(record)
         # At least one text, truncated if needed.
         chosen = choose_for_row([len(text.tokens) for text in every], self.room(record), key)
-        return CaptionRow([every[at] for at in chosen])
+        if not self.compares:
+            return CaptionRow([every[at] for at in chosen])
+        last = [*dict.fromkeys(select_last_questions(record["questions"]))]  # as the rows
+        asked = select_turns(record["questions"], [last[at] for at in chosen])
+        return CaptionRow([every[at] for at in chosen], asked)
 
     def _row(self, record: Record) -> list[Any]:
         rows = {question: self.render(question) for question in select_last_questions(record["questions"])}

@@ -13,7 +13,16 @@ import torch
 from vlm.data.batch import IGNORE, PromptRows, Targets, choose_for_row, next_token_labels, pack
 from vlm.data.fields import AugmentKey, TokenField
 from vlm.data.images.image import ImageError, Preprocess
-from vlm.data.records import PairedSplit, Question, Record, Source, Split, report_error, select_last_questions
+from vlm.data.records import (
+    PairedSplit,
+    Question,
+    Record,
+    Source,
+    Split,
+    report_error,
+    select_last_questions,
+    select_turns,
+)
 from vlm.data.text.chat_template import ChatTemplate, RewrittenTurnsError
 from vlm.data.text.conversation import Role, Turn
 from vlm.data.text.library import JsonTokenizer
@@ -71,6 +80,8 @@ class PromptField(TokenField):
         PromptRows of tokens (B, L), segments (B, L), scored (B, L): the assistant's tokens; image_states (B, L)
     """
 
+    compares = False  # whether training also reads prompts and references, for a task that scores texts
+
     def __init__(
         self,
         *,
@@ -94,6 +105,14 @@ class PromptField(TokenField):
     def prompts(self, record: Record) -> list[Conversation]:
         """The conversations that the model answers in an evaluation, each up to a user's turn."""
         raise TypeError(f"{type(self).__name__} does not implement prompts")
+
+    def asked(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
+        """The prompts of some conversations of a record, and the captions or questions that they ask for.
+
+        Args:
+            chosen: Indices of the conversations.
+        """
+        return self.prompts(record), self.references_of(record)
 
     def references_of(self, record: Record) -> list[Any]:
         """The captions or questions of a record, for metrics."""
@@ -246,7 +265,12 @@ class PromptField(TokenField):
         chosen = choose_for_row([len(text.tokens) for text in texts], self.max_len, key)
         for at in chosen:
             self._check_length(record, len(texts[at].tokens))
-        return PromptRow([texts[at] for at in chosen], self.count_states(squares))
+        row = PromptRow([texts[at] for at in chosen], self.count_states(squares))
+        if not self.compares:
+            return row
+        turns, references = self.asked(record, chosen)
+        prompts = [self.render(conversation, squares, answering=True).tokens for conversation in turns]
+        return row._replace(prompts=prompts, references=references, id=record.id)
 
     def _evaluation_row(self, record: Record, squares: Squares) -> PromptRow:
         texts = [self._render_scored(conversation, squares) for conversation in self.conversations(record)]
@@ -332,6 +356,11 @@ class QuestionPromptField(PromptField):
 
     def references_of(self, record: Record) -> list[Question]:
         return list(record["questions"])
+
+    def asked(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
+        last = select_last_questions(record["questions"])
+        questions = select_turns(record["questions"], [last[at] for at in chosen])
+        return [self._turns(record, question) for question in questions], questions
 
     def texts_of(self, record: Record) -> Iterator[str]:  # type: ignore[override]
         for question in select_last_questions(record["questions"]):

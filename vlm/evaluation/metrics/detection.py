@@ -9,7 +9,7 @@ import numpy as np
 
 from vlm.data.boxes import ImageBoxes, LabeledBox
 from vlm.errors import UserError
-from vlm.evaluation.metrics.average_precision import NAMES, Scored, match_classes, precision_scorer
+from vlm.evaluation.metrics.average_precision import NAMES, Scored, compute_ious, match_classes, precision_scorer
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer, intervals, mean_scorer
 from vlm.evaluation.metrics.records import RecordMetric
 
@@ -41,6 +41,32 @@ class ScoredImage(NamedTuple):
 def true_classes(truth: ImageBoxes) -> list[str]:
     """The classes of an image's objects, sorted, one for each object; without crowds."""
     return sorted(item.label for item in truth.boxes if not item.crowd)
+
+
+def overlap_score(truth: Sequence[LabeledBox], found: Sequence[LabeledBox], invalid: int = 0) -> float:
+    """Returns the F1 score of one image's objects in which a match counts by its intersection over union.
+
+    It is 2 * sum of the matches' IoU / (number of true objects + number written), and 1 if there are neither. Objects
+    of one class are matched greedily, the pair of the highest IoU first.
+
+    Args:
+        truth: The true objects, without crowds.
+        found: The valid objects that a model wrote.
+        invalid: Number of invalid ones.
+    """
+    written = len(found) + invalid
+    if not truth and not written:
+        return 1.0
+    total = 0.0
+    for label in {item.label for item in truth} & {item.label for item in found}:
+        sides = ([item.box for item in side if item.label == label] for side in (found, truth))
+        boxes, objects = (np.array(side, dtype=float) for side in sides)
+        ious = compute_ious(boxes, objects, np.zeros(len(objects), dtype=bool))
+        for _ in range(min(ious.shape)):
+            row, column = np.unravel_index(ious.argmax(), ious.shape)
+            total += float(ious[row, column])
+            ious[row], ious[:, column] = 0.0, 0.0
+    return 2 * total / (len(truth) + written)
 
 
 class DetectionMetric(RecordMetric):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from statistics import fmean
 
 from torch import nn
@@ -10,10 +11,11 @@ from vlm.data.records import LanguageSplit, Split
 from vlm.evaluation.metrics.captions import CaptionMetric, ScoredCaption, exact_matches, shuffle_captions
 from vlm.evaluation.metrics.coco import score_captions
 from vlm.evaluation.metrics.texts import caption_rates
-from vlm.evaluation.metrics.tokens import Units
+from vlm.evaluation.metrics.tokens import Units, units_of
 from vlm.evaluation.report.content import Finding
 from vlm.randomness import numpy_rng
 
+RARELY = 0.01  # a word ends a caption badly if a smaller share of the captions with it end in it
 CANDIDATES = 1000  # training captions tried as the best constant one
 
 
@@ -139,6 +141,37 @@ def _has_repetition(words: Sequence[str]) -> bool:
 
 
 INTERVAL = ("@low", "@high")  # suffixes of intervals; their means over languages are not an interval of the mean
+
+
+class CaptionFaults:
+    """Faults of captions that n-gram metrics reward: repeated words, and ends in the middle of a phrase.
+
+    A caption repeats itself if a pair of adjacent words occurs twice. Its end is bad if its last word ends fewer than
+    one in a hundred of the training captions that contain it ("a", "of", "with").
+
+    Args:
+        corpus: The training captions.
+    """
+
+    def __init__(self, corpus: Iterable[str]) -> None:
+        captions = list(corpus)
+        self.units, self._used, self._ends = units_of(captions), Counter[str](), Counter[str]()
+        for tokens in filter(None, map(self.units.cut, captions)):
+            self._used.update(set(tokens))
+            self._ends[tokens[-1]] += 1
+
+    def shares(self, captions: Iterable[str]) -> dict[str, float]:
+        """Returns the share of captions with each fault."""
+        texts = [self.units.cut(caption) for caption in captions]
+        repeated = sum(max(Counter(pairwise(tokens)).values(), default=0) > 1 for tokens in texts)
+        ends = sum(not tokens or self._ends[tokens[-1]] < RARELY * self._used[tokens[-1]] for tokens in texts)
+        return {"repeated": repeated / max(1, len(texts)), "bad_endings": ends / max(1, len(texts))}
+
+    def compare(self, captions: CaptionMetric) -> dict[str, float]:
+        """Returns the shares of an evaluation's captions, and of its references, with each fault."""
+        shares = self.shares(chain.from_iterable(captions.references.values()))
+        reference_shares = {f"{name}@references": share for name, share in shares.items()}
+        return self.shares(captions.predictions.values()) | reference_shares
 
 
 class LanguageMetrics(nn.Module):

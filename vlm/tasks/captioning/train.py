@@ -1,7 +1,8 @@
 """Image captioning: generates a description of an image."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -18,16 +19,15 @@ from vlm.inference.attention.pictures import draw_bands
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.recurrent import SoftAttentionDecoder
 from vlm.nn.position import segment_positions
-from vlm.tasks.captioning.metrics import ENCODER, LanguageMetrics
+from vlm.tasks.captioning.metrics import ENCODER, CaptionFaults, LanguageMetrics
 from vlm.tasks.captioning.predict import encode_pixels
-from vlm.tasks.captioning.self_critical import SelfCritical
 from vlm.tasks.shared.distillation import DistilledTask, Teacher, TokenDistillation
+from vlm.tasks.shared.policy_gradient import RewardedTextTask, RewardOptions
 from vlm.tasks.shared.show import caption_line, example_image
-from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch, prompt_contexts
+from vlm.tasks.shared.text_tasks import TextSearch, prompt_contexts
 from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term, token_loss
-from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
 
@@ -82,7 +82,7 @@ LEGEND = [
 LOOKED_AT = 3  # captions in the report that have pictures of the model's attention
 
 
-class Captioning(DistilledTask, ImageTextTask):
+class Captioning(DistilledTask, RewardedTextTask):
     """Trains by next-token prediction, or on a metric of sampled captions; validates on generated captions.
 
     With several languages, each image is captioned in each, and scored in those in which it has references.
@@ -90,11 +90,9 @@ class Captioning(DistilledTask, ImageTextTask):
     Args:
         beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_captions: Images that a validation captions; None for all.
-        reward, reward_samples: Metric to maximise in training, or weights of several, and the number of captions
-            sampled per image; None for next-token prediction.
         doubly_stochastic: Factor of the term that spreads soft attention over an image (Xu et al. 2015); 0 for none.
         teacher: A model whose predictions the trained model learns; None for none.
-        others: As in ImageTextTask; fields are images, and captions.
+        others: As in RewardedTextTask; fields are images, and captions.
     """
 
     name = "captioning"
@@ -110,18 +108,15 @@ class Captioning(DistilledTask, ImageTextTask):
         beam: Count = 1,
         length_penalty: float = 1.0,
         val_captions: Count | None = None,
-        reward: str | dict[str, float] | None = None,
-        reward_samples: Annotated[int, Range(2)] = 5,
         doubly_stochastic: Annotated[float, Range(0)] = 0.0,
         teacher: Teacher | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[RewardOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.metrics = LanguageMetrics(self.fields[self.text_field].languages)  # type: ignore[attr-defined]
         self.val_captions = None if val_captions is None else val_captions * len(self.metrics.languages)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty, ends=self.ends)
         self._findings: list[Finding] = []
-        self.critic = None if reward is None else SelfCritical(self, reward, samples=reward_samples)
         self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
         if teacher is not None and teacher.path is not None:
             if self.critic or self.spread:
@@ -130,9 +125,8 @@ class Captioning(DistilledTask, ImageTextTask):
             self.distillation = TokenDistillation(self, VisionLanguageModel, teacher, self.hidden, self.text_field)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        objective = self.critic or self.spread
-        if objective is not None:
-            return objective.loss(batch)
+        if self.spread is not None:
+            return self.spread.loss(batch)
         if self.distillation is None:
             return super().loss(batch)
         images: Any = as_read(batch["images"], self.preprocess)
@@ -141,6 +135,12 @@ class Captioning(DistilledTask, ImageTextTask):
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
         return self.distilled_counts("tokens", batch["captions"].targets.count)
+
+    @cached_property
+    def caption_faults(self) -> CaptionFaults:
+        """Counts the last words of the training captions."""
+        references = (record["references"] for record in self.data.split("train").records())
+        return CaptionFaults(chain.from_iterable(references))
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -176,7 +176,7 @@ class Captioning(DistilledTask, ImageTextTask):
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         self.search.end()
         results = self.metrics.compute() | self.grounding.results(loss, self.sum_over_ranks)
-        results |= self.critic.faults(self.metrics.first) if self.critic else {}
+        results |= self.caption_faults.compare(self.metrics.first) if self.critic else {}
         if final:
             results |= self.metrics.compute_test_scores(self.data.split("train"), seed=self.seed)
         self._findings = self.metrics.findings(results, max_tokens=self.max_tokens, beam=self.search.search.beam)

@@ -1,39 +1,43 @@
 """Object detection as language modelling: the model reads an image and a prompt, and writes boxes and classes."""
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 from PIL import Image
 
 from vlm.data.batch import Batch
-from vlm.data.boxes import ImageBoxes, LabeledBox, prompt_ids, view_codec
+from vlm.data.boxes import BoxPrompt, ImageBoxes, LabeledBox, parse_objects, prompt_ids, view_codec
 from vlm.data.text.box_field import BoxField
 from vlm.errors import Count, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
-from vlm.evaluation.metrics.detection import EXACT, DetectionMetric, ScoredImage, true_classes
+from vlm.evaluation.metrics.detection import EXACT, DetectionMetric, ScoredImage, overlap_score, true_classes
+from vlm.evaluation.metrics.ngrams import Floats
 from vlm.evaluation.report.content import Card, Cards, Note, Section, pick_samples
 from vlm.models.context import Context
 from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.detection.pictures import draw_objects
 from vlm.tasks.detection.predict import DetectedObject, place_objects, write_objects
+from vlm.tasks.shared.policy_gradient import RewardedTextTask, RewardOptions
+from vlm.tasks.shared.rewards import Reward, SampledTexts, Target
 from vlm.tasks.shared.show import example_image
-from vlm.tasks.shared.text_tasks import ImageTextTask
 from vlm.training.data_module import Data
-from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
+IOU = "iou"  # reward: overlap of the objects written with the true ones
 READ = 20_000  # training images whose objects the constant control reads
 
 
-class Detection(ImageTextTask):
+class Detection(RewardedTextTask):
     """Object detection as language modelling (Chen et al. 2022, Pix2Seq): four location tokens and a class per object.
 
     Args:
         max_tokens: Longest text that is decoded, in tokens.
         val_images: Images whose objects a validation detects; None for all.
-        others: As in ImageTextTask; fields are images and boxes.
+        others: As in RewardedTextTask; fields are images and boxes.
     """
 
     name = "detection"
@@ -47,7 +51,7 @@ class Detection(ImageTextTask):
         model: VisionLanguageModel,
         max_tokens: Count,
         val_images: Count | None = None,
-        **options: Unpack[TaskOptions],
+        **options: Unpack[RewardOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.metric, self.val_images = DetectionMetric(), val_images
@@ -57,6 +61,32 @@ class Detection(ImageTextTask):
         field = self.fields[self.text_field]
         assert isinstance(field, BoxField)
         return field
+
+    reward_names = (IOU,)
+
+    def prompt_tokens(self, reference: BoxPrompt) -> list[int]:
+        return [self.tokenizer.bos_id, *self.tokenizer.encode(reference.prompt)]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return max(1, min(self.max_tokens, self.model.decoder.max_len - self.box_field.max_len // 2))
+
+    def build_metrics(self, weights: Mapping[str, float]) -> Reward:
+        """Returns the weighted overlap of the objects in each text with the true ones, in the view of the model."""
+        codec, tokenizer, known = self.box_field.codec(), self.tokenizer, set(self.box_field.classes)
+
+        def score(target: Target, tokens: Sequence[int]) -> float:
+            assert target.boxes is not None
+            found = list(parse_objects(tokenizer, tokenizer.location_ids, tokens, [0.0] * len(tokens)))
+            valid = [item for item in found if item is not None and item.label in known]
+            boxes = [LabeledBox(item.label, codec.decode(item.numbers)) for item in valid]
+            return overlap_score(target.boxes.boxes, boxes, len(found) - len(valid))
+
+        def reward(samples: SampledTexts) -> Floats:
+            rows = zip(samples.targets, samples.tokens, strict=True)
+            return weights[IOU] * np.array([[score(target, text) for text in texts] for target, texts in rows])
+
+        return reward
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         """Adds a batch's loss and the objects found; in a final evaluation also those of the controls.

@@ -28,10 +28,10 @@ from vlm.models.encoder_decoder import VisionLanguageModel
 from vlm.models.flop import encoder_flop
 from vlm.tasks.captioning.predict import encode_pixels
 from vlm.tasks.image_questions.predict import answer_questions, room_for_prompt
+from vlm.tasks.shared.policy_gradient import RewardedTextTask, RewardOptions
 from vlm.tasks.shared.show import example_image, example_record
-from vlm.tasks.shared.text_tasks import ImageTextTask, MostFrequent, TextSearch, prompt_contexts
+from vlm.tasks.shared.text_tasks import MostFrequent, TextSearch, prompt_contexts
 from vlm.training.data_module import Data
-from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
 FULL_AGREEMENT = 3  # agreeing people that make an answer fully right
@@ -247,12 +247,12 @@ def _keys(text: str, kind: str, before: Sequence[Sequence[str]]) -> list[Hashabl
     return [("turns", *earlier, text), ("text", text), ("kind", kind)]
 
 
-class ImageQuestions(ImageTextTask):
+class ImageQuestions(RewardedTextTask):
     """Visual question answering (Antol et al. 2015) with a captioner: it reads the question and predicts the answer.
 
     Args:
         scores: Scores in addition to the accuracy: vqa_accuracy, anls, captions.
-        others: As in ImageTextTask; fields are images, and questions or conversations.
+        others: As in RewardedTextTask; fields are images, and questions or conversations.
     """
 
     name = "image_questions"
@@ -266,7 +266,7 @@ class ImageQuestions(ImageTextTask):
         model: VisionLanguageModel,
         max_tokens: Count,
         scores: Sequence[Literal["vqa_accuracy", "anls", "captions"]] = (),
-        **options: Unpack[TaskOptions],
+        **options: Unpack[RewardOptions],
     ) -> None:
         super().__init__(model=model, max_tokens=max_tokens, **options)
         self.answers = AnswerMetric(scores)
@@ -276,6 +276,10 @@ class ImageQuestions(ImageTextTask):
             refuse_moved_boxes(self.fields["images"].augment)  # type: ignore[attr-defined]
         if isinstance(field, ConversationField) and model.decoder.prefix is not None:
             field.states = encoder_flop(model.encoder, self.preprocess.image_size)[1].states.shape[1]
+
+    def prompt_tokens(self, reference: Any) -> list[int]:
+        field: Any = self.fields[self.text_field]
+        return field.prompt(reference, room_for_prompt(self.model, self.max_tokens))
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()
@@ -317,9 +321,7 @@ class ImageQuestions(ImageTextTask):
             contexts = prompt_contexts(rows, context.states)
             answers = (text for part in contexts for text in self.search.texts(part, final=final))
             return [[next(answers).text.strip() for _ in questions] for questions in questions_by_image]
-        field: Any = self.fields[self.text_field]
-        room = room_for_prompt(self.model, self.max_tokens)
-        prompts = [[field.prompt(question, room) for question in questions] for questions in questions_by_image]
+        prompts = [[self.prompt_tokens(question) for question in questions] for questions in questions_by_image]
         by_image = answer_questions(self.model, self.tokenizer, context, prompts, max_tokens=self.max_tokens)
         return [[answer.text for answer in answers] for answers in by_image]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from vlm.config.build import check as check_nodes
 from vlm.config.build import product, quick_signature
 from vlm.config.signatures import read_signature
-from vlm.config.target import SignatureLookup, find, limit, signature
+from vlm.config.target import SignatureLookup, find, find_function, limit, signature
 from vlm.config.tree import Config, Tree, Value, origin, origins, select, walk
 from vlm.config.types import describe_mismatch, fits, show
 from vlm.errors import INJECTED, Count, Limit, Range, Rate, UserError
@@ -52,6 +52,7 @@ limit(LIMITS)
 
 REQUIRED_NODES = ("model", "optim", "schedule", "trainer", "task")  # groups with a node that every run builds
 # Arguments that the program supplies, which classes of other packages need not mark as such.
+REWARD_ARGUMENTS = ("texts", "references", "prompts", "ids")  # of a user's function in task.reward
 SUPPLIED_ARGUMENTS = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
@@ -133,8 +134,9 @@ def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -
         from vlm.training.run.run import find_init_paths  # imports torch
 
         if not find_init_paths(config):
-            what = "task.reward: needs a trained captioner, whose sampled captions are rewarded"
+            what = "task.reward: needs a trained model, whose sampled texts are rewarded"
             faults.append(f"{what}; set model.init_from=RUN")
+        faults += reward_faults(config["task"]["reward"])
     _raise_faults(origins(config.tree, faults))
     check_fit(config, look_up=look_up)
 
@@ -169,6 +171,17 @@ def node_faults(config: Config) -> list[str]:
         for name, node in (nodes or {}).items()
         if not (isinstance(node, dict) and "_target_" in node) and (node is not None or key == "task.fields")
     ]
+
+
+def reward_faults(reward: Value) -> list[str]:
+    """Returns an error for each reward that is a function of the user and cannot be called."""
+    faults = []
+    for name in (name for name in (reward if isinstance(reward, dict) else [reward]) if "." in str(name)):
+        try:
+            find_function(str(name), REWARD_ARGUMENTS)
+        except UserError as error:
+            faults.append(f"task.reward: {error}")
+    return faults
 
 
 def device_faults(config: Config) -> list[str]:

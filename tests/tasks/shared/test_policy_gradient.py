@@ -1,0 +1,187 @@
+"""Training on rewards: advantages, gradients by hand and by counting, beside TRL's, and whole runs."""
+
+import csv
+import math
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from journey import interrupt_at, only_run, same_weights
+from small import command
+from tiny_checkpoints import FILES
+from torch import Tensor
+
+from vlm.checkpoint import load as ckpt
+from vlm.config.compose import compose
+from vlm.data.batch import TextRows, next_token_rows
+from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
+from vlm.decoding.loop import decode_batch
+from vlm.decoding.options import Decoding
+from vlm.decoding.sampling import Sampling
+from vlm.errors import UserError
+from vlm.nn.vocabulary_loss import Head
+from vlm.tasks.shared.policy_gradient import BASELINES, PolicyGradient, divergence, policy_loss, sampled_losses
+from vlm.tasks.shared.rollouts import Prompts, number_texts
+from vlm.training.config.check import check
+from vlm.training.run.fit import main
+from vlm.training.run.run import build_data, build_model, build_task
+from vlm.training.step.fsdp import Sharded
+from vlm.training.step.losses import Term
+
+SIZES = ["model.size.dim=16", "data.image_size=32", "model/encoder=vit", "model.encoder.patch_size=8"]
+STARTED = [f"model.init_from={FILES / 'captioning.ckpt'}", *SIZES]
+REWARDED = [*STARTED, "task.reward=cider", "task.reward_samples=3"]
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    loaded = ckpt.read(FILES / "captioning.ckpt")
+    return ckpt.load_model(loaded).eval().double(), tokenizer_from_state(loaded["vlm"]["tokenizer"])
+
+
+def rows_of(captions: list[list[list[int]]], tokenizer: Any) -> TextRows:
+    return next_token_rows([[[tokenizer.bos_id, *tokens] for tokens in row] for row in captions], tokenizer.pad_id)
+
+
+def numbers_of(rows: TextRows, count: int) -> Tensor:
+    places = list(range(len(rows.tokens)))
+    return number_texts(rows, Prompts([], [], [], places, []), count)
+
+
+def test_advantages_by_hand() -> None:
+    rewards, greedy = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]]), torch.tensor([2.0, 5.0])
+    found = {name: baseline.compute_advantages(rewards, greedy) for name, baseline in BASELINES.items()}
+    torch.testing.assert_close(found["leave_one_out"], torch.tensor([[-3.0, -1.5, 4.5], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(found["greedy"], torch.tensor([[-1.0, 0.0, 4.0], [-1.0, -1.0, -1.0]]))
+    deviation = math.sqrt((4 + 1 + 9) / 2) + 1e-4
+    grouped = torch.tensor([[-2.0, -1.0, 3.0], [0.0, 0.0, 0.0]]) / deviation
+    torch.testing.assert_close(found["group"], grouped)
+
+
+def test_the_gradient_is_that_of_each_text_alone(captioner) -> None:
+    model, tokenizer = captioner
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    options = Decoding(sampling=Sampling(), results=4, max_tokens=6)
+    ends = {"bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+    with torch.no_grad():
+        drawn = decode_batch(model.decoder, model.encode(images), options, **ends)
+    texts = [[text.tokens for text in row] for row in drawn]
+    rewards = torch.rand(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weights = BASELINES["leave_one_out"].compute_advantages(rewards, None)
+    assert weights.sum(1).abs().max() < 1e-12
+    rows = rows_of(texts, tokenizer)
+    losses = sampled_losses(model(images, rows.tokens, rows.segments), rows, model.head_parts)
+    assert len(losses) == rows.targets.count == sum(len(tokens) for row in texts for tokens in row)
+    loss = policy_loss(losses, numbers_of(rows, 4), weights.flatten())
+    mine = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    alone = torch.zeros((), dtype=torch.float64)
+    for place, row in enumerate(texts):
+        for number, tokens in enumerate(row):
+            read = torch.tensor([[tokenizer.bos_id, *tokens[:-1]]])
+            logprobs = model.head(model(images[place : place + 1], read)).log_softmax(-1)[0]
+            alone = alone - weights[place, number] * logprobs.gather(1, torch.tensor(tokens)[:, None]).sum()
+    theirs = torch.autograd.grad(alone, list(model.parameters()), allow_unused=True)
+    for one, other in zip(mine, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)  # losses are taken in float32
+
+
+def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
+    letters: Any = SimpleNamespace(bos_id=1, eos_id=2, pad_id=0)
+    hidden, head, value = torch.randn(8, requires_grad=True), Head(torch.randn(7, 8)), torch.rand(7)
+    probs = head.logits(hidden).softmax(-1)
+    (expected,) = torch.autograd.grad((probs * value).sum(), hidden)
+    tokens = torch.multinomial(probs.detach(), 40_000, replacement=True)
+    rows = rows_of([[[token] for token in tokens.tolist()]], letters)
+    weights = BASELINES["leave_one_out"].compute_advantages(value[tokens][None], None)
+    losses = sampled_losses(hidden.expand(1, 2 * len(tokens), -1), rows, head)
+    loss = policy_loss(losses, numbers_of(rows, len(tokens)), weights.flatten())
+    (found,) = torch.autograd.grad(loss / rows.targets.count, hidden)
+    assert F.cosine_similarity(-found, expected, dim=0) > 0.995
+    torch.testing.assert_close(-found, expected, rtol=0.1, atol=0.002)
+
+
+def test_the_divergence_is_unbiased() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model, reference = (torch.randn(2, 9, generator=generator).log_softmax(-1)).unbind()
+    exact = (model.exp() * (model - reference)).sum()
+    tokens = torch.multinomial(model.exp(), 100_000, replacement=True, generator=generator)
+    found = divergence(model[tokens], reference[tokens])
+    assert found.min() >= 0 and found.mean().item() == pytest.approx(exact.item(), rel=0.03)
+    assert divergence(model, model).abs().max() == 0
+
+
+def test_label_smoothing_and_sharded_weights_are_refused() -> None:
+    parts = {"text_field": "captions", "fields": {"captions": SimpleNamespace()}, "tokenizer": ByteTokenizer()}
+    trainer = SimpleNamespace(strategy=Sharded())
+    task: Any = SimpleNamespace(label_smoothing=0.0, trainer=trainer, **parts)
+    critic = PolicyGradient(task, {"cider": 1.0}, 5, BASELINES["group"])
+    with pytest.raises(UserError, match=r"task.reward: not supported with sharded weights; use trainer=ddp"):
+        critic.prepare()
+    task.label_smoothing = 0.1
+    with pytest.raises(UserError, match=r"task.label_smoothing: cannot be combined with task.reward"):
+        PolicyGradient(task, {"cider": 1.0}, 5, BASELINES["group"])
+
+
+@pytest.mark.slow
+def test_people_s_captions_have_a_weight_of_their_own() -> None:
+    def loss_with(reward: str) -> Term:
+        config = compose(command("captioning", f"task.reward={reward}", *STARTED, "model.size.dropout=0"))
+        check(config)
+        data = build_data(config)
+        data.prepare()
+        torch.manual_seed(0)
+        task: Any = build_task(config, build_model(config, data.sizes)[0], data)
+        task._trainer = SimpleNamespace(strategy=None, datamodule=data, global_step=0)
+        task.log = lambda *args: None
+        (term,) = task.loss(next(iter(data.train_dataloader()))).values()
+        return term
+
+    both, drawn, people = map(loss_with, ("{cider: 1, likelihood: 0.3}", "cider", "null"))
+    torch.testing.assert_close(both.total, drawn.total + 0.3 * people.total)
+    assert both.count == drawn.count + people.count > people.count > 0
+
+
+@pytest.mark.slow
+def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
+    options = command("captioning", *REWARDED, "trainer.max_epochs=2", "test=false", "optim.lr=1e-3")
+    assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
+    whole = only_run(tmp_path / "whole")
+    rows = list(csv.DictReader((whole / "metrics.csv").open()))
+    rewards = [float(row["train/reward"]) for row in rows if row["train/reward"]]
+    assert len(rewards) == 16 and len(set(rewards)) > 8
+    assert {"val/repeated", "val/bad_endings", "val/bad_endings@references"} <= rows[-1].keys()
+    with monkeypatch.context() as patch:
+        interrupt_at(5, signal.SIGTERM, patch)
+        assert main([*options, f"runs={tmp_path / 'cut'}"]) == 143
+    assert main([f"resume={only_run(tmp_path / 'cut')}"]) == 0
+    assert same_weights(*(run / "checkpoints" / "last.ckpt" for run in (whole, only_run(tmp_path / "cut"))))
+
+
+@pytest.mark.sample(slow=2)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (
+            ["task.reward=cider"],
+            "needs a trained model, whose sampled texts are rewarded; set model.init_from=RUN",
+        ),
+        ([*STARTED, "task.reward=cider", "task.label_smoothing=0.1"], "task.label_smoothing: cannot be combined with"),
+        ([*STARTED, "task.reward={spice: 1}"], "rouge_l, cider, cider_constant, exact_match, length, likelihood"),
+        (
+            [*STARTED, "task.reward=my_package.score"],
+            "package that is not trusted; if you trust its author, add --trust",
+        ),
+        (["task.reward_kl=0.1"], "task.reward_kl: has no effect without task.reward"),
+        (["task.reward_baseline=group"], "task.reward_baseline: has no effect without task.reward"),
+        ([*REWARDED, "task.reference=last"], "task.reference: has no effect with task.reward_kl=0"),
+        ([*STARTED, "task.reward=spice"], "task.reward: spice: unknown; use bleu1"),
+    ],
+)
+def test_wrong_rewards_are_named(options, named, tmp_path, capsys) -> None:
+    assert main(command("captioning", *options, f"runs={tmp_path}")) == 2
+    assert named in capsys.readouterr().err
