@@ -406,7 +406,8 @@ def test_the_commands_of_the_pages_run_as_written(command, place, request, monke
         elif "model=vision_language" in command:
             small += ["data.max_len=96"]
         elif re.search(r"init_from=runs/(image_questions|detection)/", command):
-            small += ["model.size.dim=16", "data.image_size=32", "model/encoder=vit", "model.encoder.patch_size=8"]
+            small += ["model.size.dim=16", "model.size.num_heads=2", "model/encoder=vit", "model.encoder.patch_size=8"]
+            small += ["data.image_size=32"]
         else:
             small += ["model.size.dim=32", "model.size.num_heads=2"]
         small += SHORT if "task=language_modeling" in command or "shakespeare" in command else []
