@@ -207,6 +207,7 @@ class RewardedTextTask(ImageTextTask):
         return super().loss(batch)["tokens"]
 
     def use_start(self, start: Start, stored: Mapping[str, Any]) -> None:
+        super().use_start(start, stored)
         if self.critic is not None and self.critic.reference is not None:
             self.critic.reference.start = start
             self.critic.reference.expected = str(stored.get("reference", ""))
