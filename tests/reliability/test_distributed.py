@@ -107,6 +107,58 @@ def test_two_processes_fine_tune_a_folder_as_one(nursery: Nursery, tmp_path: Pat
             torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-5, msg=name)
 
 
+@pytest.fixture
+def pairs(tmp_path: Path) -> list[str]:
+    """Options of a training on pairs of answers, in steps of two batches; some pairs have an image."""
+    torch.manual_seed(7)
+    saved_image_text(tmp_path / "theirs", "smolvlm")
+    rows: list[dict[str, object]] = []
+    for number in range(28):
+        row = {"prompt": "what is it?", "chosen": f"a cat {number}", "rejected": "a dog or so" + " so" * (number % 3)}
+        rows.append({**row, "split": "val" if number > 23 else "train"})
+        if number % 3 == 0:
+            Image.effect_noise((60, 40), 20 + number).save(tmp_path / f"{number}.png")
+            rows[-1]["image"] = f"{number}.png"
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["task=preferences", "model=pretrained", f"model.path={tmp_path / 'theirs'}", "data=preferences"]
+    words += [f"data.path={tmp_path / 'pairs.jsonl'}", "data.batch_size=4", "data.num_workers=0", "test=false"]
+    words += ["trainer.max_epochs=3", "trainer.precision=32-true", "+optim.eps=1e-4", "optim.lr=1e-3"]
+    return [*words, "trainer.accumulate_grad_batches=2", "trainer.log_every_n_steps=1", "task.cross_entropy=0.5"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(["task.cache_reference=true"], "ddp"), (["model/adapt=lora"], "ddp"), (["task.loss=simpo"], "fsdp")],
+    ids=["cached reference", "adapters", "sharded without a reference"],
+)
+def test_two_processes_train_on_preferences_as_one(
+    nursery: Nursery, pairs: list[str], tmp_path: Path, options: list[str], kind: str
+) -> None:
+    folders = []
+    for name, more in {"one": ["trainer=cpu"], "two": DDP if kind == "ddp" else FSDP}.items():
+        (tmp_path / name).mkdir()
+        args = [*pairs, *options, *more]
+        runs = (
+            run_two(nursery, args, cwd=tmp_path / name) if name == "two" else [nursery.run(args, cwd=tmp_path / name)]
+        )
+        assert all(end.status == 0 for end in runs), "\n".join(end.said for end in runs)
+        folders.append(only_run(tmp_path / name / "runs"))
+    check_same_steps(*reversed(folders))
+    logged = rows(folders[0])
+    assert {"train/loss_chosen", "train/accuracy", "val/loss_chosen"} <= logged[-1].keys()
+    one, two = (ckpt.read(folder / "checkpoints" / "last.ckpt")["state_dict"] for folder in folders)
+    for key, tensor in one.items():
+        torch.testing.assert_close(two[key], tensor, rtol=0, atol=1e-5, msg=key)
+
+
+@pytest.mark.slow
+def test_a_reference_of_sharded_weights_is_refused(nursery: Nursery, pairs: list[str], tmp_path: Path) -> None:
+    for end in run_two(nursery, [*pairs, *FSDP], cwd=tmp_path):
+        assert end.status == 2
+        assert "task=preferences: a reference model is not supported with sharded weights; use trainer=ddp" in end.said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_every_sample_is_evaluated_once(kind: str, finished) -> None:

@@ -159,11 +159,13 @@ class Preferences(ImageTextTask):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         super().on_before_optimizer_step(optimizer)
         rewards, self._rewards = torch.cat(self._rewards), []
-        if len(rewards) and is_logged(self.global_step + 1, self.trainer):
-            means, gaps = rewards.mean(0), margins(rewards)
-            values = {"reward_chosen": means[0], "reward_rejected": means[1], "margin": gaps.mean()}
-            values["accuracy"] = (gaps > 0).float().mean()
-            self.log_dict({f"train/{name}": value for name, value in values.items()})
+        if is_logged(self.global_step + 1, self.trainer):
+            gaps = margins(rewards)
+            sums = torch.stack([*rewards.unbind(1), gaps, (gaps > 0).to(gaps), torch.ones_like(gaps)]).sum(1)
+            *totals, count = self.sum_over_ranks(sums)
+            names = ("reward_chosen", "reward_rejected", "margin", "accuracy")
+            means = zip(names, totals, strict=True)
+            self.log_dict({f"train/{name}": total / count.clamp(min=1) for name, total in means})
 
     @torch.no_grad()
     def _training_reference(self, batch: Batch) -> Tensor | None:
