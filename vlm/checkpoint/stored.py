@@ -76,7 +76,8 @@ class Metadata(TypedDict, total=False):
         max_len, max_tokens: Longest input and output in tokens.
         pairs: Whether texts are pairs; None if unknown.
         stride, longest, abstains, marks_shared: Options of span answering.
-        decoding, embedding: Default options by name.
+        decoding, embedding, drawing: Default options by name.
+        codebook: State of the codebook of image tokens.
         adapters: Adapters of a model that is stored without its base; `read` moves the entry out.
         reference: Hash of the weights of the reference model of training on preferences.
         teacher: Hash of the weights of the teacher of a distillation.
@@ -104,6 +105,8 @@ class Metadata(TypedDict, total=False):
     marks_shared: bool
     decoding: DecodingDefaults
     embedding: dict[str, str | bool]
+    drawing: dict[str, float]
+    codebook: dict[str, Any]
     reference: str
     teacher: str
 

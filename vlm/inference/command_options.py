@@ -3,8 +3,9 @@
 A predictor names its two classes as `options` and `arguments`, and `TASKS` names the same ones for the command line.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from vlm.inference.arguments import GAP
 from vlm.inference.options import (
@@ -21,6 +22,11 @@ from vlm.inference.options import (
     WritingOptions,
 )
 from vlm.inference.structured import GrammarOptions
+
+if TYPE_CHECKING:
+    from vlm.decoding.image_tokens import ImageSampling
+
+MAX_PICTURES = 64  # pictures of a text that are drawn in parallel
 
 
 @dataclass(kw_only=True)
@@ -85,6 +91,47 @@ class DetectionFiles:
     """Options of `vlm detect` on the files that it writes."""
 
     draw: Annotated[str | None, Option("Write a copy of each image with its boxes.", metavar="DIR")] = None
+
+
+@dataclass(kw_only=True)
+class DrawingOptions(Options):
+    """Options of drawing pictures; None means the checkpoint's value."""
+
+    results: Annotated[int, Option("Number of pictures per text.", least=1, most=MAX_PICTURES)] = 1
+    temperature: Annotated[
+        float | None,
+        Option("Divides logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
+    ] = None
+    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
+    top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
+    guidance: Annotated[
+        float | None, Option("Weight of the text in each token; 1 is no guidance. By default the checkpoint's.")
+    ] = None
+    seed: Annotated[int, Option("Random seed of sampling. The same seed gives the same picture.")] = 0
+
+    def resolve(self, stored: Mapping[str, float]) -> "ImageSampling":
+        """Returns how tokens are drawn.
+
+        Args:
+            stored: The checkpoint's values by option name.
+        Raises:
+            UserError: A value is out of range.
+        """
+        from vlm.decoding.image_tokens import ImageSampling
+        from vlm.decoding.sampling import Sampling
+
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        chosen: dict[str, Any] = {"temperature": 1.0, "guidance": 1.0, **stored, **given}
+        sampling: dict[str, Any] = {name: chosen.get(name) for name in ("temperature", "top_k", "top_p")}
+        return ImageSampling(sampling=Sampling(**sampling), guidance=chosen["guidance"], seed=self.seed)
+
+
+@dataclass(kw_only=True)
+class DrawingOutput:
+    """Where `vlm draw` writes its pictures, and the format of its lines."""
+
+    out: Annotated[str, Option("Folder of the pictures. Created if missing.", metavar="DIR")]
+    form: Annotated[str, Option("text, jsonl or csv.", ("--format",), metavar="FORMAT")] = "text"
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,7 @@ HELP = {
     "caption": 'Caption images: one line per image, PATH<TAB>CAPTION. "-" reads paths from stdin.',
     "classify": "Classify images or texts: one line per input, PATH or TEXT<TAB>CLASS PROBABILITY.",
     "detect": "Detect objects: one line per object, PATH CLASS SCORE LEFT TOP RIGHT BOTTOM, separated by tabs.",
+    "draw": "Draw pictures of texts as PNG files: one line per picture, TEXT<TAB>PATH.",
     "embed": "Embed images or texts. With --out FILE.npy, writes a float32 array of shape (inputs, dim).",
     "fill": 'Fill in masked words, such as in "a [MASK] circle": one line per text.',
     "generate": "Continue prompts. Sampled text is streamed; beam search prints the best sequence.",
@@ -102,6 +103,9 @@ _DETECT = _command(
 _DETECT_IN_PROMPT = _command(
     "detect", "detection.predict:PromptedDetector", "DetectionOptions", "ImageArguments", "detection.command:detect"
 )
+_DRAW = _command(
+    "draw", "text_to_image.predict:ImageDrawer", "DrawingOptions", "LineArguments", "text_to_image.command:draw"
+)
 _RETRIEVE = _command("retrieve", "contrastive.predict:ImageRetriever", "RetrievalOptions", "ImageArguments")
 _GENERATE = _command("generate", "language_modeling.predict:TextGenerator", "GenerationOptions", "PromptArguments")
 _FILL = _command("fill", "masked_language_modeling.predict:GapFiller", "FillOptions", "MaskedTextArguments")
@@ -123,6 +127,7 @@ TASKS = {
     "span_answering": _task(_ANSWER_FROM_TEXT, select="select_span_answers"),
     "tagging": _task(_TAG, select="select_tags"),
     "text_classification": _task(_CLASSIFY_TEXT, select="select_classes"),
+    "text_to_image": Task(_DRAW, comparison="vlm.tasks.shared.comparison:select_drawings"),
     "translation": _task(_TRANSLATE, select="select_translations"),
 }
 # Task names in checkpoints of earlier versions, with the current names.

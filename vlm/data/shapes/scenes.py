@@ -219,7 +219,7 @@ def _is_unambiguous(first: SceneObject, second: SceneObject, image_size: int) ->
 
 
 @cache
-def _sprite(shape: str, radius: int) -> Image.Image:
+def draw_shape(shape: str, radius: int) -> Image.Image:
     """A shape, white on black with antialiased edges, in a box with an odd side, so that its centre is a pixel."""
     side = OVERSAMPLING * (2 * radius + 1)
     large = Image.new("L", (side, side))
@@ -231,7 +231,7 @@ def _sprite(shape: str, radius: int) -> Image.Image:
 def find_box(placed: SceneObject, image_size: int) -> tuple[int, int, int, int]:
     """The smallest box around the pixels of an object: left, top, right and bottom edge, in pixels from the corner."""
     r = radius(placed.kind.size, image_size)
-    left, top, right, bottom = _sprite(placed.kind.shape, r).getbbox() or (0, 0, 0, 0)
+    left, top, right, bottom = draw_shape(placed.kind.shape, r).getbbox() or (0, 0, 0, 0)
     x, y = placed.x - r, placed.y - r
     return x + left, y + top, x + right, y + bottom
 
@@ -241,5 +241,5 @@ def draw_scene(scene: Scene) -> Image.Image:
     canvas = Image.new("RGB", (scene.image_size, scene.image_size), scene.background)
     for kind, x, y in scene.objects:
         r = radius(kind.size, scene.image_size)
-        canvas.paste(COLORS[kind.color], (x - r, y - r), _sprite(kind.shape, r))
+        canvas.paste(COLORS[kind.color], (x - r, y - r), draw_shape(kind.shape, r))
     return canvas

@@ -294,6 +294,43 @@ class OneCaptionField(CaptionField):
         return round(sum(len(self.encode_caption(caption)) for caption in captions) / len(captions))
 
 
+class DescriptionField(EncodedField):
+    """One caption of each record, as the text that a picture is drawn from; long captions are truncated.
+
+    In training it is drawn by (seed, epoch, index), and a share of the samples has an empty text instead, so that the
+    model also learns pictures without a text (Ho and Salimans 2022). In evaluation it is drawn by the record's id, and
+    all captions of the record follow it.
+
+    Args:
+        dropped: Share of the training samples with an empty text.
+        others: See EncodedField.
+    """
+
+    needs = ("captions",)
+    cuts = True
+
+    def __init__(self, *, tokenizer: Tokenizer, max_len: Annotated[int, Range(3)], dropped: Share = 0.1) -> None:
+        super().__init__(tokenizer=tokenizer, max_len=max_len)
+        self.dropped = dropped
+
+    def texts_of(self, record: Record) -> Sequence[str]:
+        return record["captions"]
+
+    def encode(self, record: Record, key: AugmentKey | None) -> EncodedSample:
+        captions = list(self.texts_of(record) if key is not None else record["references"])
+        draw, omit = numpy_rng("description", *((record.id,) if key is None else key)).random(2).tolist()
+        caption = captions[int(draw * len(captions))]
+        if key is None:
+            return EncodedSample([encode_text(self.tokenizer, self.max_len, caption)], [caption, *captions])
+        text = "" if omit < self.dropped else caption
+        return EncodedSample([encode_text(self.tokenizer, self.max_len, text)])
+
+    def length(self, record: Record) -> int:
+        """Mean length of the captions, because one of them is read."""
+        lengths = [len(encode_text(self.tokenizer, self.max_len, text).ids) for text in self.texts_of(record)]
+        return round(sum(lengths) / len(lengths))
+
+
 MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest is unchanged (Devlin et al. 2019, section 3.1)
 
 

@@ -209,6 +209,14 @@ def _score_detections(samples: Sequence[Sample]) -> tuple[Sequence[str], Scorer]
     return NAMES, precision_scorer(match_classes(truths, found))
 
 
+def select_drawings(files: SampleFiles) -> ComparedSamples:
+    """Returns in which pictures each judge finds the caption."""
+    samples = {}
+    for id, row in files.details.get("pictures", {}).items():
+        samples[id] = Sample(row["caption"], {judge: float(match) for judge, match in row["matches"].items()})
+    return ComparedSamples({"": samples}, _score_means)
+
+
 def select_masked_words(files: SampleFiles) -> ComparedSamples:
     """Returns the right tokens of each text's gaps, which differ between models with different tokenizers."""
     samples = {}
