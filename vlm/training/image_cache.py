@@ -30,6 +30,7 @@ from vlm.data.images.augment import Augment
 from vlm.data.images.class_augment import FILTERS, NUM_PARAMS, ClassAugment, apply_params, encode_params
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.images.resize import to_tensor
+from vlm.data.images.token_field import ImageTokenField
 from vlm.data.records import Record
 from vlm.data.store.storage import file_lock
 from vlm.errors import UserError
@@ -82,6 +83,8 @@ def move_images_to_device(data: Data, device: torch.device) -> None:
     split, augment = data.split("train"), images.augment
     if isinstance(images, ImageViewsField):
         raise UserError(f"data.images_on_device: is not supported for models that read images inside texts; {OFF[3:]}")
+    if isinstance(images, ImageTokenField):
+        raise UserError(f"data.images_on_device: is not supported for models that write images; {OFF[3:]}")
     if split.record(0).open_more:
         raise UserError(f"data.images_on_device: these records hold several images; choose other data, {OFF}")
     if fault := next(find_faults(split.fresh, augment), None):
@@ -169,6 +172,9 @@ def feature_faults(config: Config) -> Iterator[str]:
     """Yields a line for each reason why the features of a config's encoder cannot be cached."""
     data, encoder = config["data"], config["model"].get("encoder")
     if not data.get("cache_features") or not encoder:
+        return
+    if config["task_name"] == "text_to_image":
+        yield "data.cache_features: the encoder reads texts, and the images have no features; set it to false"
         return
     parts = ["encoder", *(["encoder.backbone"] if projects(find(encoder["_target_"])) else [])]
     if not set(parts) & set(config["task"].get("freeze", ())):

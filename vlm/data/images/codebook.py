@@ -38,6 +38,7 @@ class PatchCodebook:
         if codes.dtype != torch.uint8 or codes.ndim != 2 or codes.shape[1] != 3 * patch_size**2 or not len(codes):
             raise UserError(f"the codebook's codes {tuple(codes.shape)} are not patches of {patch_size} pixels")
         self.codes, self.patch_size, self.image_size = codes, patch_size, sides(image_size)
+        self._floats = codes.float()
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -75,9 +76,9 @@ class PatchCodebook:
 
     def encode(self, images: Tensor) -> Tensor:
         """The tokens of images: uint8 (B, 3, H, W) -> int64 (B, L)."""
-        patches = split_patches(images, self.patch_size)
-        nearest = find_nearest(patches.flatten(0, 1).float(), self.codes.to(images.device).float())
-        return nearest.view(patches.shape[:2])
+        patches = split_patches(images, self.patch_size)  # (B, L, P)
+        different, places = torch.unique(patches.flatten(0, 1), dim=0, return_inverse=True)  # most are background
+        return find_nearest(different.float(), self._floats.to(images.device))[places].view(patches.shape[:2])
 
     def decode(self, tokens: Tensor) -> Tensor:
         """The images of tokens: int64 (B, L) -> uint8 (B, 3, H, W)."""
@@ -127,7 +128,7 @@ def split_patches(images: Tensor, size: int) -> Tensor:
 
 
 def find_nearest(patches: Tensor, codes: Tensor) -> Tensor:
-    """Index of the nearest code of each patch: (N, P), (K, P) -> (N,); of equal ones, the first."""
+    """Index of the nearest code of each patch: (N, P), (K, P) -> (N,); of equally near ones, the first."""
     halves = codes.square().sum(1) / 2
-    chunks = [torch.addmm(-halves, part, codes.T).argmax(1) for part in patches.split(CHUNK)]
-    return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.long)
+    chunks = [torch.addmm(halves, part, codes.T, alpha=-1).argmin(1) for part in patches.split(CHUNK)]
+    return torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.long, device=patches.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlm.data.batch import Tensors
-from vlm.data.fields import AugmentKey, Field
+from vlm.data.fields import AugmentKey, ImageField
 from vlm.data.images.codebook import MAX_CODES, PatchCodebook, check_patches
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.records import Record, Source, Split
@@ -30,21 +30,21 @@ class ImageTokens(Tensors):
     pixels: Tensor | None = None
 
 
-class ImageTokenField(Field):
+class ImageTokenField(ImageField):
     """The image of a record as tokens of a `PatchCodebook`, which is learned from training images.
 
     Args:
-        preprocess: Preprocessing of the images; pixels are not normalised.
+        preprocess: Preprocessing of the images, which are not augmented; pixels are not normalised.
         patch_size: Side of a patch in pixels, which must divide the images' sides.
         num_codes: Maximum number of codes; the codebook has fewer if there are fewer different patches.
         codebook_images: Number of training images that the codebook is learned from, evenly spread over the split.
+        cache_images: As in ImageField.
     Shapes:
         ImageTokens of tokens (B, L)
     Raises:
         UserError: The patches do not fit into the images.
     """
 
-    needs = ("image",)
     codebook: PatchCodebook | None = None
 
     def __init__(
@@ -54,10 +54,11 @@ class ImageTokenField(Field):
         patch_size: Count = 8,
         num_codes: Annotated[int, Range(2, MAX_CODES)] = 4096,
         codebook_images: Count = 6000,
+        cache_images: bool = False,
     ) -> None:
         check_patches(patch_size, preprocess.image_size)
-        self.preprocess, self.patch_size = preprocess, patch_size
-        self.num_codes, self.codebook_images = num_codes, codebook_images
+        super().__init__(preprocess=preprocess, cache_images=cache_images)
+        self.patch_size, self.num_codes, self.codebook_images = patch_size, num_codes, codebook_images
 
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         self._train, self._seed = splits["train"], seed
@@ -81,10 +82,10 @@ class ImageTokenField(Field):
         self.codebook = PatchCodebook.fit(images, num_codes=self.num_codes, patch_size=self.patch_size, seed=self._seed)
 
     def state(self) -> dict[str, Any]:
-        return {"preprocess": self.preprocess.state(), "codebook": self.learned.state()}
+        return {**super().state(), "codebook": self.learned.state()}
 
     def restore(self, about: Mapping[str, Any]) -> None:
-        self.preprocess = Preprocess.from_state(about["preprocess"])
+        super().restore(about)
         self.codebook = PatchCodebook.from_state(about["codebook"])
 
     @property
@@ -97,11 +98,11 @@ class ImageTokenField(Field):
         assert self.codebook is not None, "the codebook is not learned yet"
         return self.codebook
 
-    def encode(self, record: Record, key: AugmentKey | None) -> ImageTokens:
+    def encode(self, record: Record, key: AugmentKey | None) -> ImageTokens:  # type: ignore[override]
         pixels = self.preprocess(record.image())[None]
         return ImageTokens(self.learned.encode(pixels), pixels if key is None else None)
 
-    def collate(self, values: Sequence[ImageTokens]) -> ImageTokens:
+    def collate(self, values: Sequence[ImageTokens]) -> ImageTokens:  # type: ignore[override]
         rows, columns = self.learned.grid
         tokens = torch.cat([torch.empty(0, rows * columns, dtype=torch.long), *(value.tokens for value in values)])
         pixels = [value.pixels for value in values if value.pixels is not None]
