@@ -67,6 +67,7 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "span_answering": ([STORY], {"question": "what is left of the cross?"}),
     "tagging": (TEXTS, {"words": True}),
     "text_classification": (TEXTS, {"pair": TEXTS[::-1], "top": 2}),
+    "text_to_image": (TEXTS, {"results": 2, "top_k": 3, "guidance": 1.5, "seed": 2}),
     "translation": (TEXTS, {"prefix": "ein", "beam": 2, "max_tokens": 6}),
 }
 

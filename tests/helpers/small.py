@@ -35,6 +35,10 @@ TASKS = {
     "masked_language_modeling": [*CAPTIONS, *ENCODER],
     "span_answering": [*STORIES, *ENCODER, ADAMW],
     "tagging": [*CAPTIONS, *ENCODER],
+    "text_to_image": [
+        *[*SCENES, *BOTH, "task.val_texts=4", "task.fields.images.num_codes=64", "data.image_size=32", ADAMW],
+        *["task.captioner=null", "optim.lr=2e-3"],
+    ],
     "translation": [*SCENES, *BOTH, "task.val_texts=4", "task.max_tokens=6"],
 }
 

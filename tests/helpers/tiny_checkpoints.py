@@ -12,6 +12,9 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
 from vlm.cli.main import run as vlm
@@ -67,6 +70,10 @@ TASKS = {
         *("data.source.train_captions=160", "data.source.val_captions=8", "data.source.test_captions=12"),
         *("model.size.encoder_depth=1", "tokenizer=char", "data.max_len=60", "optim.lr=1e-2"),
     ],
+    "text_to_image": [
+        *[*SCENES, "model.size.encoder_depth=1", "model.size.decoder_depth=1", "task.fields.images.num_codes=64"],
+        *["tokenizer=bytes", "data.max_len=96", "task.captioner=null", "optim.lr=2e-2"],
+    ],
     "translation": [*SCENES[:3], "model.size.encoder_depth=1", "model.size.decoder_depth=1", "optim.lr=2e-2"],
 }
 STORY = "the small red circle is left of the large blue cross. the large blue cross is above the small green circle."
@@ -86,6 +93,7 @@ COMMANDS = {
     "span_answering": ["answer", "story.txt", "--question", "what is left of the large blue cross?"],
     "text_classification": ["classify", "--text", "a red dot", "--pair", "a dot", "--text", "x y", "--pair", "x"],
     "tagging": ["tag", "--text", "a small red circle left of a cross", "--text", "It isn't!"],
+    "text_to_image": [*["draw", "--text", "a small red circle", "--text", "a large blue cross"], "--out", "pictures"],
     "translation": ["translate", "--text", "a small red circle", "--text", "a large blue cross", "--beam", "2"],
 }
 
@@ -99,6 +107,8 @@ def outputs(task: str, path: Path) -> dict:
     records = [json.loads(line) for line in said.getvalue().splitlines()]
     for record in records:
         record.pop("image", None)  # its path
+        if "path" in record:
+            record["mean"] = float(np.asarray(Image.open(record["path"]), float).mean())  # of a drawn picture
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         assert vlm(["evaluate", "-c", str(path), "--device", "cpu", "--out", folder]) == 0
         metrics = json.loads((Path(folder) / "metrics.json").read_text())

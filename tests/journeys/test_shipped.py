@@ -64,6 +64,7 @@ OWN = {
     "tagging": "tagger_.*|shapes_roles|shapes_words|conll|conllu",
     "translation": "translator_.*|seq2seq|bahdanau|aligned|translations|multi30k"
     "|shapes_translation|shapes_spelling|shapes_summaries",
+    "text_to_image": "drawer_.*",
     "preferences": "preferences|shapes_preferences",
     "photo_translation": "photo_translator_.*|shapes_photo_translation|multi30k_photos",
     "masked_language_modeling": "masked_lm_.*|shapes_masked|joined_texts",

@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -45,6 +46,7 @@ from vlm.serving.replies import ChatFormatter, CompletionFormatter, ReplyFields,
 from vlm.serving.server import ClientDisconnected, OriginPolicy, RequestBodyLimiter
 from vlm.tasks.chat.completion import find_completion_predictor
 from vlm.tasks.chat.predictor import TO_CHAT, ContextFullError, find_chat_predictor
+from vlm.tasks.text_to_image.predict import encode_base64
 from vlm.untrusted.sizes import JsonValue
 
 BODY = {
@@ -358,6 +360,8 @@ def _to_plain(result: Any) -> Any:
         return dict(result)
     if isinstance(result, np.ndarray):
         return result.tolist()
+    if isinstance(result, Image.Image):
+        return encode_base64(result)
     return [_to_plain(item) for item in result] if isinstance(result, list | tuple) else result
 
 

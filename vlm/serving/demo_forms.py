@@ -16,7 +16,14 @@ from vlm.decoding.beam_row import NodeRecord, as_json
 from vlm.decoding.sampling import Sampling
 from vlm.errors import printable
 from vlm.inference.attention.maps import read_attention
-from vlm.inference.options import DecodingOptions, build_options, get_options, required_fields
+from vlm.inference.options import (
+    DecodingOptions,
+    Options,
+    SamplingOptions,
+    build_options,
+    get_options,
+    required_fields,
+)
 from vlm.inference.predictor import Predictor
 from vlm.inference.use import predict_answers
 from vlm.inference.writing import Writer, word_probabilities
@@ -29,6 +36,7 @@ from vlm.tasks.language_modeling.predict import Continuation, TextGenerator, str
 from vlm.tasks.masked_language_modeling.predict import FilledText
 from vlm.tasks.span_answering.predict import SpanAnswer as Span
 from vlm.tasks.tagging.predict import TaggedWord
+from vlm.tasks.text_to_image.predict import encode_png
 
 HEATMAP_SIZE = 48  # pixels of a heatmap's side; the browser scales it to the photo
 HEATMAP_COLOR = (255, 190, 80)
@@ -148,6 +156,16 @@ def render_objects(photo: Image.Image, objects: Sequence[DetectedObject]) -> str
     )
 
 
+def render_pictures(pictures: Sequence[Image.Image], text: str) -> str:
+    """Returns drawn pictures, enlarged if they are small."""
+    parts = []
+    for picture in pictures:
+        factor = max(1, PICTURE_SIZE // max(picture.size))
+        enlarged = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+        parts.append(f'<img src="{data_uri(encode_png(enlarged), "png")}" alt="{escape(text, quote=True)}">')
+    return f'<div class="v-photo">{"".join(parts)}</div>'
+
+
 def render_bars(shares: Iterable[tuple[str, float]]) -> str:
     """Returns names with their probabilities as bars."""
     rows = (
@@ -196,6 +214,9 @@ def render_result(value: Any, text: str = "") -> str:
         return render_continuation(value.prompt, value.text)
     if isinstance(value, list) and all(isinstance(item, TaggedWord) for item in value):
         return render_tags(value)
+    pictures = value if isinstance(value, list) else [value]
+    if all(isinstance(item, Image.Image) for item in pictures):
+        return render_pictures(pictures, text)
     if isinstance(value, np.ndarray):
         return f'<p class="v-text">{escape(" ".join(value.astype(str)))}</p>'
     if hasattr(value, "text") and hasattr(value, "logprob"):
@@ -209,6 +230,7 @@ def render_result(value: Any, text: str = "") -> str:
     )
 
 
+PICTURE_SIZE = 256  # pixels of the longer side up to which a drawn picture is enlarged
 PHOTO_SIZE = 448  # pixels of the longer side of a photo with attention maps
 KINDS = (bool, int, str)
 DECODING_MODES = ("greedy", "beams", "samples")
@@ -332,8 +354,9 @@ def _default_values(beam: int, sampling: Sampling | None) -> Values:
 def _visible_options(kind: type) -> dict[str, FormOption]:
     """Returns the options with a field of their own: all but decoding options, input parts and the language."""
     hints, declared_options = get_type_hints(kind), get_options(kind)
+    of_texts = DecodingOptions if issubclass(kind, SamplingOptions) else Options  # the page has fields for these
     task_options = (
-        option for option in fields(kind) if not hasattr(DecodingOptions, option.name) and option.name != "language"
+        option for option in fields(kind) if not hasattr(of_texts, option.name) and option.name != "language"
     )
     defaults: dict[str, Any] = {
         option.name: option.default

@@ -57,7 +57,7 @@ def read_scene(
 def read_captions(image: Image.Image, **kinds: Sequence[str]) -> list[str]:
     """All captions that a picture shows; empty if it shows none. Arguments as in `read_scene`."""
     scene = read_scene(image, **kinds)
-    return [] if scene is None else valid_captions(scene)
+    return valid_captions(scene) if scene is not None and scene.objects else []
 
 
 def read_objects(

@@ -56,6 +56,11 @@ def encode_png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
+def encode_base64(image: Image.Image) -> str:
+    """Returns an image as a PNG file in base64."""
+    return b64encode(encode_png(image)).decode()
+
+
 class ImageDrawer(BatchPredictor[str, str, list[Image.Image], DrawingOptions], TextPredictor):
     """A trained model that draws pictures of texts; arguments as in Predictor.
 
@@ -111,7 +116,7 @@ class ImageDrawer(BatchPredictor[str, str, list[Image.Image], DrawingOptions], T
 
     def record(self, source: str, result: list[Image.Image], options: DrawingOptions, *, form: str = "jsonl") -> Rows:
         """The pictures as PNG files in base64."""
-        images = [b64encode(encode_png(image)).decode() for image in result]
+        images = list(map(encode_base64, result))
         if options.results == 1:
             return [{"text": source, "image": images[0]}]
         return [{"text": source, "rank": rank, "image": image} for rank, image in enumerate(images, start=1)]
