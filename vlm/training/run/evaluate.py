@@ -21,6 +21,7 @@ from vlm.data.text.prompt_form import reads_images_inside_texts
 from vlm.errors import UserError
 from vlm.evaluation.report.content import TrainedModel
 from vlm.models.decoder import TextDecoder
+from vlm.models.image_decoder import ImageTokenDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
 from vlm.nn.image_size import as_override, sides
@@ -126,7 +127,9 @@ def check_lengths(config: Config, model: nn.Module) -> None:
     Raises:
         UserError: A field allows more. The message names its key.
     """
-    readers = [part for part in model.modules() if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder)]
+    kinds = TextDecoder | TextEncoder | RecurrentEncoder
+    parts = [part for part in model.modules() if not isinstance(part, ImageTokenDecoder)]  # it reads no text
+    readers = [part for part in parts if isinstance(part, kinds)]
     for module in readers:
         for name, field in config["task"]["fields"].items():
             if field.get("max_len", 0) > module.max_len:
