@@ -99,6 +99,8 @@ NEEDS = {
 def tasks_of(group: str, option: str) -> list[str]:
     if group == "model/encoder" and option.startswith(("text", "recurrent", "one_text")):
         return list(ENCODERS_OF_TEXT)
+    if option == "image_tokens":
+        return ["text_to_image"]
     if GROUPS[group]:
         return list(GROUPS[group])
     return [next((task for task, names in OWN.items() if re.fullmatch(names, option)), "captioning")]

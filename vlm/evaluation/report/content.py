@@ -123,6 +123,7 @@ CONTROLS = {
     "length": "length of the answers",
     "shuffled": "shuffled",
     "blank": "blank image",
+    "random": "random training image",
 }
 CEILING = {"ceiling": "ceiling"}  # the best possible score, not a control
 
@@ -145,6 +146,7 @@ PHRASES = {
     "length": "the length of the answers",
     "shuffled": "the same model with the input of another sample",
     "blank": "the same model with a blank image",
+    "random": "a random training image",
 }
 # Ablations of the model, which a good model need not beat.
 ABLATIONS = {"bag": "the same model with the words of each text shuffled"}

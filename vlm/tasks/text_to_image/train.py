@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vlm.checkpoint.locate import find_best_checkpoint
 from vlm.data.batch import Batch, Targets
 from vlm.data.images.image import ImageError
 from vlm.data.images.token_field import ImageTokenField, ImageTokens
@@ -19,7 +20,7 @@ from vlm.data.text.inputs import EncodedSample, encode_text, input_rows
 from vlm.data.text.tokenizer import Tokenizer
 from vlm.decoding.image_tokens import MAX_GUIDANCE, ImageSampling, sample_image_tokens
 from vlm.decoding.sampling import Sampling
-from vlm.errors import Count, Range, UserError, printable
+from vlm.errors import Count, Range, UserError, print_error, printable
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.metrics.drawings import CEILING, RANDOM, DrawingMetric, JudgedPicture
 from vlm.evaluation.report.content import Note, Pictures, Section, pick_samples
@@ -35,6 +36,7 @@ from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.shared.show import text_shape
 from vlm.tasks.text_to_image.predict import encode_descriptions, encode_png, to_image
 from vlm.training.data_module import Data
+from vlm.training.run.processes import is_rank_zero
 from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 from vlm.untrusted.sizes import JsonValue
@@ -46,6 +48,24 @@ BEAMS, LIKELY = (
     8,
     0.2,
 )  # captions that the captioner judges by, and how likely each is at least, relative to the best one
+
+
+SAMPLE_CAPTIONER = "data/sample/captioner.ckpt"  # of the repository, which an installed package lacks
+
+
+def find_captioner(path: str | None) -> str | None:
+    """Returns the checkpoint of the judging captioner; None if there is to be none, or the default one is missing.
+
+    Raises:
+        UserError: Another checkpoint than the default one is missing.
+    """
+    if path is None or find_best_checkpoint(path).exists():
+        return path
+    if path != SAMPLE_CAPTIONER:
+        raise UserError(f"task.captioner: {path} does not exist; give a captioner's checkpoint, or null")
+    if is_rank_zero():
+        print_error(f"task.captioner: {path} is not here, so that no captioner judges the pictures", "note")
+    return None
 
 
 def load_captioner(path: str, device: torch.device) -> Judge:
@@ -104,7 +124,7 @@ class TextToImageTask(Task):
     ) -> None:
         super().__init__(model=model, **options)
         self.sampling = ImageSampling(sampling=Sampling(temperature=temperature, top_k=top_k), guidance=guidance)
-        self.val_texts, self.captioner, self.metric = val_texts, captioner, DrawingMetric()
+        self.val_texts, self.captioner, self.metric = val_texts, find_captioner(captioner), DrawingMetric()
         self._judges: Mapping[str, Judge] | None = None
         self._drawn: dict[str, Tensor] = {}  # pictures of the last evaluation by id, on this process
         self._squares = [0.0, 0]  # sum of squared errors of the codebook's images, and number of values
