@@ -76,12 +76,13 @@ def module_title(kind: type) -> str:
 
 def method(name: str, kind: type[Predictor], task: str) -> list[str]:
     """A task's method: what it takes, and its own options in a table."""
-    own = [one for one in fields(kind.options) if one.name not in DecodingOptions.__dataclass_fields__]
+    decoding = issubclass(kind.options, DecodingOptions)
+    shared = DecodingOptions.__dataclass_fields__ if decoding else {}
+    own = [one for one in fields(kind.options) if one.name not in shared]
     declared_options = get_options(kind.options)
     own = [one for one in own if declared_options[one.name].scope != "command"]
     takes = ["inputs", "*"]
     takes += [one.name if one.default is MISSING else f"{one.name}={_shown(one.default)}" for one in own]
-    decoding = issubclass(kind.options, DecodingOptions)
     rows = [f"- `{one.name}`: {declared_options[one.name].help}" for one in own]
     rows += ["- and the options of decoding below"] if decoding else []
     code = textwrap.fill(f"{name}({', '.join(takes + ['**decoding'] * decoding)})", 116, subsequent_indent="    ")
