@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoints import FILES
-from typer.main import get_group
 
-from vlm.cli.main import COMMANDS, build_app, run
+from vlm.cli.main import COMMANDS, build_program, run
 from vlm.errors import UserError
 from vlm.inference.arguments import check_readable
 from vlm.inference.tasks import TASKS, import_object
@@ -21,7 +20,7 @@ CAPTIONER = str(FILES / "captioning.ckpt")
 
 def long_flags(name: str) -> list[str]:
     """The options of a command that have a value, as they are typed; the program's own are left out."""
-    parameters = get_group(build_app([name])).commands[name].params  # type: ignore[attr-defined]
+    parameters = build_program([name]).commands[name].params
     flags = [flag for one in parameters if not getattr(one, "is_flag", False) for flag in one.opts]
     return [flag for flag in flags if flag.startswith("--")]
 
@@ -44,7 +43,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(name: str, capsys) -
     for flag in long_flags(name):
         assert run([name, f"{flag}q", "1"]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"error: No such option: {flag}q ") and flag in said.removeprefix(f"{flag}q")
+        assert said.startswith(f"error: No such option '{flag}q'. ") and flag in said.removeprefix(f"{flag}q")
         assert said.endswith(f" (see vlm {name} --help)\n") and said.count("\n") == 1
 
 

@@ -33,10 +33,10 @@ def test_the_version_is_said(program) -> None:
 @pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(("line", "expected"), [("vlm cap", "caption"), ("vlm score --fo", "--format")])
 def test_a_shell_completes_commands_and_options(line: str, expected: str) -> None:
-    asked = {"_VLM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    asked = {"_VLM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     program = "import sys; sys.argv = ['vlm']; from vlm.cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, **asked})
-    assert done.stdout.split() == [expected]
+    assert done.stdout.split() == [f"plain,{expected}"]
 
 
 SCORES = {

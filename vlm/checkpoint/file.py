@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vlm.checkpoint.hugging_face import from_folder
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.checkpoint.rebuild import convert_errors
 from vlm.checkpoint.stored import FORMAT, Checkpoint
@@ -119,6 +118,8 @@ def read_file(path: str | os.PathLike, dtype: torch.dtype = torch.float32) -> Ch
 
 def _read(path: Path, dtype: torch.dtype) -> Checkpoint:
     if is_published(path):
+        from vlm.checkpoint.hugging_face import from_folder  # imports readers that our own files need not
+
         return from_folder(open_folder(path), dtype)
     if is_specified(path):
         return _check_format(path, read_specification(path))

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-import typer
+import click
 
 from vlm import __version__
 from vlm.errors import UserError, is_out_of_memory, print_error, unknown_choice
@@ -19,6 +19,7 @@ from vlm.machine import tune
 if TYPE_CHECKING:
     from vlm.inference.options import Option
 
+DESCRIPTION = "Train, evaluate and use small vision-language models."
 PREDICT = "Run a model of any task, including tasks of other packages (--trust), like the command of its task."
 TRAIN = "Train a model: vlm train [OVERRIDES], the same as python train.py."
 # What to give if an argument is missing, by command.
@@ -81,43 +82,62 @@ EXTRAS = {"serve": _SERVER, "demo": _SERVER | {"gradio"}}  # packages of the ext
 WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def build_app(argv: Sequence[str]) -> typer.Typer:
-    """Returns the command-line application; only the called command is imported."""
-    # Plain help, because rich's frames waste half of 80 columns and truncate long options.
-    program = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
-    program.callback()(_main_options)
+class Program(click.Group):
+    """The program, whose help lists the commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def build_program(argv: Sequence[str]) -> Program:
+    """Returns the command-line program; only the called command is imported."""
+    program = Program("vlm", help=DESCRIPTION, no_args_is_help=True, context_settings={"max_content_width": 80})
+    show_version = click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version.",
+    )
+    program.params.append(show_version)
     helps = {"train": TRAIN} | {command.name: command.help for task in TASKS.values() for command in task.commands}
     helps |= {"predict": PREDICT} | {name: help for name, (_, help) in COMMANDS.items()}
     for name, help in helps.items():
         called = name in argv[:1] and name != "train"  # Hydra parses its overrides: see `run`
-        # short_help=help, because the default is truncated to one line.
-        add = program.command(name, help=help, short_help=help)
         if not called:
-            add(lambda: None)
+            command = None
         elif name in COMMANDS:
-            add(to_typer_command(import_object(COMMANDS[name][0])))
+            command = import_object(COMMANDS[name][0])
         else:
             from vlm.cli import use  # not needed by `vlm --help`
 
-            add(to_typer_command(use.make_predict_command(argv) if name == "predict" else use.make_command(name)))
+            command = use.make_predict_command(argv) if name == "predict" else use.make_command(name)
+        program.add_command(make_click_command(name, help, command))
     return program
 
 
-METAVARS = {
-    "N": int,
-    "X": float,
-    "TEXT": str,
-    " ": bool,
-}  # short names of types in --help, which leave room for the text
+RANGES = {int: click.IntRange, float: click.FloatRange}
+METAVARS = {int: "N", float: "X", str: "TEXT"}  # short names of types in --help, which leave room for the text
 
 
-def to_typer_command(command: Callable[..., int]) -> Callable[..., int]:
-    """Returns a function with a command's options for typer; the fields of a dataclass parameter become options."""
+def make_click_command(name: str, help: str, command: Callable[..., int] | None) -> click.Command:
+    """Returns a command of the program; the fields of dataclass parameters become options.
+
+    Args:
+        command: The function that it runs; None if only its name and help are needed.
+    """
+    if command is None:
+        return click.Command(name, help=help, short_help=help)
     groups = {name: kind for name, kind in get_type_hints(command).items() if is_dataclass(kind)}
     declared = list(_list_options(command))
     options = {name: get_args(hint)[1] for name, hint, _ in declared}
+    defaults = {name: default for name, _, default in declared}
 
     def run(**values: Any) -> int:
+        for name, value in values.items():
+            if isinstance(value, tuple):  # an option that may be repeated; without values, it is empty
+                values[name] = list(value) or defaults[name]
         _check_values(options, values)
         for name, value in values.items():
             if value is not None and (convert := options[name].convert) is not None:
@@ -128,18 +148,12 @@ def to_typer_command(command: Callable[..., int]) -> Callable[..., int]:
         }
         return command(**values, **parts)
 
-    parameters = sorted(
-        (_make_parameter(*option) for option in declared),
-        key=lambda parameter: parameter.default is not inspect.Parameter.empty,
-    )
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
+    parameters = sorted((_make_parameter(*option) for option in declared), key=lambda one: not one.required)
+    return click.Command(name, callback=run, params=parameters, help=help, short_help=help)
 
 
 def _check_values(options: "Mapping[str, Option]", values: Mapping[str, Any]) -> None:
-    """Checks the values of a command line, whose names and types typer has checked, before the command runs.
+    """Checks the values of a command line, whose names and types click has checked, before the command runs.
 
     Raises:
         UserError: A value is not one of its choices, or the check of an option refuses it.
@@ -168,39 +182,42 @@ def _list_options(command: Callable[..., int]) -> Iterator[tuple[str, Any, Any]]
             yield field.name, inner[field.name], default
 
 
-def _make_parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
-    kind: Any
+def _make_parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     option: Option
     kind, option = get_args(hint)
-    kind = kind if option.cli_type is None else option.cli_type
+    kinds = _nested_types(kind if option.cli_type is None else option.cli_type)
+    settings: dict[str, Any] = {"help": option.help}
+    settings |= {"required": True} if default is inspect.Parameter.empty else {"default": default}
     if option.positional:
-        argument: Any = typer.Argument(help=option.help, metavar=option.metavar or name.upper())
-    else:
-        metavar = option.metavar or next(
-            name for name, type_of_metavar in METAVARS.items() if type_of_metavar in _nested_types(kind)
-        )
-        argument = typer.Option(*option.flags, help=option.help, metavar=metavar, min=option.least, max=option.most)
-    annotation = Annotated[kind, argument]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        metavar = option.metavar or name.upper()
+        metavar += "..." if list in kinds else ""
+        metavar = metavar if "required" in settings else f"[{metavar}]"
+        return click.Argument([name], nargs=-1 if list in kinds else 1, metavar=metavar, **settings)
+    flag = f"--{name.replace('_', '-')}"
+    if bool in kinds:
+        flags = option.flags or (f"{flag}/--no-{flag[2:]}",)
+        return click.Option([name, *flags], is_flag=True, show_default="/" in flags[-1], **settings)
+    value_type = next(kind for kind in METAVARS if kind in kinds)
+    bounded = option.least is not None or option.most is not None
+    return click.Option(
+        [name, *(option.flags or (flag,))],
+        type=RANGES[value_type](option.least, option.most) if bounded else value_type,
+        multiple=list in kinds,
+        show_default=default != "",
+        metavar=option.metavar or METAVARS[value_type],
+        **settings,
+    )
 
 
 def _nested_types(hint: Any) -> list[Any]:
-    """Returns a type and all types inside it."""
-    return [hint, *(inner for part in get_args(hint) for inner in _nested_types(part))]
+    """Returns a type, the types inside it, and the generic types that they belong to."""
+    return [hint, get_origin(hint), *(inner for part in get_args(hint) for inner in _nested_types(part))]
 
 
-def _print_version(version: bool) -> None:
+def _print_version(context: click.Context, parameter: click.Parameter, version: bool) -> None:
     if version:
         print(f"vlm {__version__}")
-        raise typer.Exit
-
-
-def _main_options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
-    """Train, evaluate and use small vision-language models."""
+        context.exit()
 
 
 def main() -> None:
@@ -208,8 +225,8 @@ def main() -> None:
     tune(single_threaded=not TEXT_ONLY_DECODING.isdisjoint(sys.argv[1:2]))
     accept_any_file_name()
     completes = "_VLM_COMPLETE" in os.environ  # a shell completes the words of a command line
-    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
-    sys.exit(run(sys.argv[1:] or (line.split()[1:] if completes else [])))
+    line = os.environ.get("COMP_WORDS", "") if completes else ""
+    sys.exit(run(sys.argv[1:] or line.split()[1:]))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -219,7 +236,7 @@ def run(argv: Sequence[str]) -> int:
 
     def command() -> int | None:
         try:
-            return build_app(argv)(list(argv), prog_name="vlm", standalone_mode=False)
+            return build_program(argv).main(list(argv), prog_name="vlm", standalone_mode=False)
         except ModuleNotFoundError as fault:
             package = (fault.name or "").partition(".")[0]
             if package not in EXTRAS.get("".join(argv[:1]), ()):
@@ -242,8 +259,6 @@ def accept_any_file_name() -> None:
 
 
 def _run_with_exit_status(command: Callable[[], int | None]) -> int:
-    # Newer versions of typer contain their own copy of click, whose exceptions are reached through typer.
-    usage_error: type[Exception] = typer.BadParameter.__bases__[0]
     try:
         status = command() or 0
         sys.stdout.flush()
@@ -253,16 +268,16 @@ def _run_with_exit_status(command: Callable[[], int | None]) -> int:
             raise
         print_error(fault)
         return fault.status
-    except usage_error as fault:
-        reason = fault.format_message()  # type: ignore[attr-defined]
-        if type(fault).__name__ == "NoArgsIsHelpError":  # the message is the help text
-            print(reason, file=sys.stderr)
-        elif reason:
-            command_path = fault.ctx.command_path if fault.ctx else "vlm"  # type: ignore[attr-defined]
-            example = MISSING_ARGUMENT.get(command_path, "") if reason.startswith("Missing argument") else ""
-            print_error(f"{reason.rstrip('.')}{example} (see {command_path} --help)")
+    except click.exceptions.NoArgsIsHelpError as fault:
+        print(fault.format_message(), file=sys.stderr)
         return 2
-    except (typer.Abort, KeyboardInterrupt):
+    except click.UsageError as fault:
+        reason = fault.format_message()
+        command_path = fault.ctx.command_path if fault.ctx else "vlm"
+        example = MISSING_ARGUMENT.get(command_path, "") if reason.startswith("Missing argument") else ""
+        print_error(f"{reason.rstrip('.')}{example} (see {command_path} --help)")
+        return 2
+    except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:  # the reader of the output has closed it
         _discard_stdout()

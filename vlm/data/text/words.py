@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Protocol
-
-import regex
+from typing import TYPE_CHECKING, Protocol
 
 from vlm.data.records import report_error
 from vlm.errors import UserError
+
+if TYPE_CHECKING:
+    import regex
 
 BLOCK = 2**16  # bytes read at once; longer lines are split, because some corpora have no line breaks
 
@@ -139,6 +140,8 @@ Span = tuple[int, int]
 
 def merge_graphemes(spans: Iterable[Span], text: str) -> Iterator[Span]:
     """Joins adjacent spans of a text, given in order, that split a grapheme cluster."""
+    import regex  # a command that splits no text starts without it
+
     starts = {match.start() for match in regex.finditer(r"\X", text)}
     begin = end = -1
     for start, stop in spans:
@@ -157,11 +160,16 @@ _PATTERN = r"""(?:https?://|www\.)\S*[^\s.,;:!?'"’”)\]>] | [\w.+-]+@[\w-]+(?
     | \w+?(?=n['’]t\b) | n['’]t\b | ['’](?:s|re|ve|ll|d|m)\b
     | \d+(?:[.,:/-]\d+)* | (?:[^\W\d_]\.){2,} | \w+ | \.{2,} | -{2,} | \S"""
 _ASCII = re.compile(_PATTERN, re.VERBOSE | re.IGNORECASE)
-# The library keeps combining marks with their letter, as in Hindi, but does not count a fraction as part of a word.
-_ANY = regex.compile(
-    _PATTERN.replace(r"[^\W\d_]", r"[\w\p{No}--[\d_]]").replace(r"\w+", r"[\w\p{No}]+"),
-    regex.VERBOSE | regex.IGNORECASE | regex.VERSION1,
-)
+
+
+@cache
+def _any_pattern() -> "regex.Pattern[str]":
+    """The same for every script: combining marks stay with their letter, as in Hindi."""
+    import regex
+
+    # For the library, a fraction is no part of a word.
+    pattern = _PATTERN.replace(r"[^\W\d_]", r"[\w\p{No}--[\d_]]").replace(r"\w+", r"[\w\p{No}]+")
+    return regex.compile(pattern, regex.VERBOSE | regex.IGNORECASE | regex.VERSION1)
 
 
 def split_words(text: str) -> list[str]:
@@ -172,7 +180,10 @@ def split_words(text: str) -> list[str]:
     """
     if text.isascii():
         return _ASCII.findall(text)
-    return [text[start:stop] for start, stop in merge_graphemes((match.span() for match in _ANY.finditer(text)), text)]
+    return [
+        text[start:stop]
+        for start, stop in merge_graphemes((match.span() for match in _any_pattern().finditer(text)), text)
+    ]
 
 
 _BREAK = re.compile(r" *[^\S ]\s*")
