@@ -86,6 +86,19 @@ def test_captions_are_mixed_for_a_task_that_reads_them(root: Path) -> None:
         mixture(root, entries[0], {"path": "b.jsonl"}, needs=("image", "captions"))
 
 
+def test_pairs_of_answers_are_mixed(root: Path) -> None:
+    for name in "pq":
+        rows = [{"prompt": "what?", "chosen": f"{name}{n}", "rejected": "no", "split": "train"} for n in range(4)]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entries = [
+        {"data": "preferences", "path": f"{name}.jsonl", "weight": weight} for name, weight in (("p", 1), ("q", 3))
+    ]
+    split = mixture(root, *entries, needs=("pairs",), size=4).split("train")
+    assert Counter(split.record(at)["pairs"][0].chosen[0] for at in range(4)) == {"p": 1, "q": 3}
+    with pytest.raises(UserError, match=r"data.mix\[1\]: data=conversations holds .*, and the task also reads pairs"):
+        mixture(root, entries[0], {"path": "b.jsonl"}, needs=("pairs",))
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

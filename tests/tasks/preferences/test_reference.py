@@ -88,7 +88,7 @@ def test_data_that_change_between_epochs_cannot_be_cached() -> None:
     fresh = make_split(lambda epoch: [PAIR])
     fresh.fresh = True
     for split, field, reason in (
-        (fresh, None, "these data are new in every epoch; use other data"),
+        (fresh, None, "other samples are read in every epoch; use other data"),
         (make_split(lambda epoch: [PAIR._replace(chosen=f"{epoch}")]), None, "set data.source.pairs_per_image=null"),
         (make_split(lambda epoch: [PAIR]), images, "data.augment changes images in every epoch"),
     ):

@@ -255,6 +255,24 @@ def test_a_chat_model_is_trained_evaluated_and_exported(
     assert chat.say("hello there") == tokenizer.decode(written, skip_special_tokens=True).strip()
 
 
+@pytest.mark.slow
+def test_tables_of_pairs_are_mixed(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved_image_text(tmp_path / "theirs", "smolvlm")
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in training(tmp_path / "theirs", data / "pairs.jsonl") if not word.startswith("data.path=")]
+    entries = ", ".join(f"{{data: preferences, path: {data / name}.jsonl}}" for name in ("pairs", "texts"))
+    words += ["data=mix", f"data.mix=[{entries}]", "data.epoch_size=12", "trainer.max_epochs=1"]
+    words.remove("data=preferences")
+    assert command(words) == 0
+    (path,) = only_run(Path("runs").resolve()).glob("evaluation/val/predictions.json")
+    ids = {row["image_id"].partition("/")[0] for row in json.loads(path.read_text())}
+    assert ids == {"0", "1"} and "train 12, val" in capsys.readouterr().out
+    assert command([*words, "task.cache_reference=true"]) == 2
+    assert "task.cache_reference: other samples are read in every epoch" in capsys.readouterr().err
+
+
 WRONG = {
     "longer than the context": ({"chosen": "a " * 3000}, "a conversation has [0-9,]+ tokens .*; set data.max_len="),
     "equal": ({"chosen": "blue"}, "chosen equals rejected"),

@@ -1,4 +1,4 @@
-"""A weighted mixture of captions, questions or conversations of several sources, with exact shares in every epoch."""
+"""A weighted mixture of captions, questions, conversations or pairs of answers, with exact shares in every epoch."""
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from vlm.data.records import NAMES, Record, Source, Split
 from vlm.data.sources.captions import Captions, Coco, Flickr8k
+from vlm.data.sources.preferences import PreferenceTable
 from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable
 from vlm.errors import Count, Injected, UserError, did_you_mean, find_similar
 from vlm.randomness import numpy_rng
@@ -19,6 +20,7 @@ SOURCES: dict[str, type[Source]] = {
     "captions": Captions,
     "coco": Coco,
     "flickr8k": Flickr8k,
+    "preferences": PreferenceTable,
 }
 
 
@@ -104,7 +106,7 @@ class Mixture(Source):
         UserError: An entry is invalid, its source lacks a value that the task reads, or its files cannot be read.
     """
 
-    holds = ("image", "captions", "questions")
+    holds = ("image", "captions", "questions", "pairs")
     name = "mixture"
 
     def __init__(

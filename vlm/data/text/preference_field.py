@@ -1,7 +1,7 @@
 """Fields of pairs of answers, of which one is preferred: rows hold the chosen and the rejected text of each pair."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import islice
@@ -53,6 +53,11 @@ def _with_pairs(rows: Any) -> Any:
     names = [[name for name, _ in row] for row in rows.references]
     partners = None if rows.partners is None else _with_pairs(rows.partners)
     return replace(rows, pairs=AnswerPairs.from_rows(rows, names), partners=partners)
+
+
+def _checked_records(split: Split) -> Iterator[Record]:
+    """The records that are read before training: all, or the first ones of a split with new samples in every epoch."""
+    return islice(split.records(), CHECKED if split.fresh else None)
 
 
 class PreferencePromptField(QuestionPromptField):
@@ -128,7 +133,7 @@ class PreferenceField(ConversationField):
     def open(self, source: Source, splits: Mapping[str, Split], *, seed: int, cache: Path | None) -> None:
         super().open(source, splits, seed=seed, cache=cache)
         self._splits = splits
-        self.has_prompts = any(pair.prompt for record in splits["train"].records(1) for pair in record["pairs"])
+        self.has_prompts = any(pair.prompt for record in _checked_records(splits["train"]) for pair in record["pairs"])
 
     def prepare(self) -> None:
         """Checks the lengths of all texts.
@@ -138,7 +143,7 @@ class PreferenceField(ConversationField):
         """
         super().prepare()
         for split in self._splits.values():
-            for record in islice(split.records(), CHECKED if split.fresh else None):
+            for record in _checked_records(split):
                 try:
                     self._row(record)
                 except UserError as fault:

@@ -136,6 +136,6 @@ def find_changes(split: Split, images: Field | None) -> Iterator[str]:
         images: The field of its images.
     """
     if split.fresh:
-        yield "these data are new in every epoch; use other data, or fix them with data.train_samples=N"
+        yield "other samples are read in every epoch; use other data, or fix them with data.train_samples=N"
     if problem := find_augment_problem(getattr(images, "augment", None)):
         yield problem
