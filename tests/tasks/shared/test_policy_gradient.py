@@ -1,15 +1,19 @@
 """Training on rewards: advantages, gradients by hand and by counting, beside TRL's, and whole runs."""
 
 import csv
+import json
 import math
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import reward_steps as steps
 import torch
 import torch.nn.functional as F
 from journey import interrupt_at, only_run, same_weights
+from preference_steps import save_models
 from small import command
 from tiny_checkpoints import FILES
 from torch import Tensor
@@ -31,6 +35,7 @@ from vlm.training.run.run import build_data, build_model, build_task
 from vlm.training.step.fsdp import Sharded
 from vlm.training.step.losses import Term
 
+FIXTURE = json.loads((FILES / "trl_rewards.json").read_text())
 SIZES = ["model.size.dim=16", "data.image_size=32", "model/encoder=vit", "model.encoder.patch_size=8"]
 STARTED = [f"model.init_from={FILES / 'captioning.ckpt'}", *SIZES]
 REWARDED = [*STARTED, "task.reward=cider", "task.reward_samples=3"]
@@ -105,14 +110,33 @@ def test_the_mean_gradient_is_that_of_the_expected_reward() -> None:
     torch.testing.assert_close(-found, expected, rtol=0.1, atol=0.002)
 
 
-def test_the_divergence_is_unbiased() -> None:
+def test_the_divergence_and_its_gradient_are_unbiased() -> None:
     generator = torch.Generator().manual_seed(0)
-    model, reference = (torch.randn(2, 9, generator=generator).log_softmax(-1)).unbind()
+    logits = torch.randn(9, generator=generator).requires_grad_()
+    model, reference = logits.log_softmax(-1), torch.randn(9, generator=generator).log_softmax(-1)
     exact = (model.exp() * (model - reference)).sum()
-    tokens = torch.multinomial(model.exp(), 100_000, replacement=True, generator=generator)
+    tokens = torch.multinomial(model.detach().exp(), 200_000, replacement=True, generator=generator)
     found = divergence(model[tokens], reference[tokens])
     assert found.min() >= 0 and found.mean().item() == pytest.approx(exact.item(), rel=0.03)
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found.mean(), exact)]
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.01)
     assert divergence(model, model).abs().max() == 0
+
+
+@pytest.mark.sample(plain=2, slow=4)
+@pytest.mark.parametrize("case", steps.CASES)
+def test_advantages_losses_and_gradients_are_those_of_trl(tmp_path: Path, case: str) -> None:
+    """The fixture is what benchmarks/references/trl_rewards.sh wrote with GRPOTrainer and RLOOTrainer of TRL 1.16.0."""
+    start, reference = save_models(tmp_path, "images dpo")
+    ours = steps.compute(steps.build_task(start, reference, case))
+    for name, theirs in ((name, theirs) for name, theirs in FIXTURE.items() if name.startswith(f"{case} (")):
+        assert ours["advantages"] == pytest.approx(theirs["advantages"], abs=2e-5)
+        if "cispo" in name:  # the other losses have other values and the same gradients
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["gradients"].keys() == theirs["gradients"].keys()
+        for tensor, (norm, *values) in theirs["gradients"].items():
+            assert norm > 0, tensor
+            assert ours["gradients"][tensor] == pytest.approx([norm, *values], abs=2e-5 * max(1, norm)), tensor
 
 
 def test_label_smoothing_and_sharded_weights_are_refused() -> None:
