@@ -228,7 +228,7 @@ class PolicyGradient:
 
     The loss is summed over tokens and divided by their number in the optimiser step, as in next-token prediction. With
     `GroupMean`, it equals that of TRL's GRPOTrainer with ``scale_rewards="group"`` and ``loss_type="cispo"``, and its
-    gradient also equals that of ``loss_type="dapo"``, which differs by a constant in the value. With `LeaveOneOut`, the
+    gradient also that of ``loss_type="dapo"``, TRL's default, whose value is another. With `LeaveOneOut`, the
     gradient is that of TRL's RLOOTrainer times texts / tokens, because TRL divides by the number of texts.
 
     Args:
