@@ -113,6 +113,7 @@ CASES = {  # how many photos, texts, other values, and what is shown
         *(0, {"text": TEXTS[0], "pair": TEXTS[1]}, {}),
         lambda it: used(it, TEXTS[:1], pair=TEXTS[1:], top=10)[0].top,
     ),
+    "text_to_image": (0, {"text": TEXTS[0]}, {}, lambda it: []),  # which the next test looks at
     "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, TEXTS[:1])[0].text.split()),
 }
 
@@ -135,6 +136,18 @@ def test_each_task_has_a_form_that_answers_as_python_does(task):
         for part in pair:
             assert (f"{part:.1%}" if isinstance(part, float) else part.strip()) in shown
     assert form.modes == (WRITING if "translation" in task else ())
+
+
+def test_drawn_pictures_are_shown_enlarged():
+    model = load(str(FILES / "text_to_image.ckpt"))
+    form = build_form(model)
+    assert {name: option.value for name, option in form.options.items()} == {"results": 1, "seed": 0}
+    shown = last(form, texts={"text": '"red"'}, options={"results": 2, "seed": 3})
+    pictures = [Image.open(BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", shown)]
+    (truth,) = used(model, ['"red"'], results=2, seed=3)
+    assert [picture.size for picture in pictures] == [(256, 256)] * 2 and shown.count('alt="&quot;red&quot;"') == 2
+    small = [picture.resize((32, 32), Image.Resampling.NEAREST) for picture in pictures]
+    assert [picture.tobytes() for picture in small] == [picture.tobytes() for picture in truth]
 
 
 def test_a_language_model_writes_piece_by_piece():

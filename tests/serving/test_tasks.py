@@ -1,9 +1,12 @@
 """Every task is served: its inputs, what stands beside them, and its options, as the task declares them."""
 
+import base64
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from services import CASES, TEXTS, body_of, client, form_of, predictor_of, tiny
 from tiny_checkpoints import IMAGES
 from used import used
@@ -19,7 +22,10 @@ tasks = pytest.mark.parametrize("task", TASKS)
 def same(answer: Any, truth: Any) -> None:
     """Compares an answer in JSON with the result in Python."""
     truth = truth.tolist() if isinstance(truth, np.ndarray) else truth
-    if isinstance(truth, list):
+    if isinstance(truth, Image.Image):
+        picture = Image.open(BytesIO(base64.b64decode(answer)))
+        assert picture.format == "PNG" and picture.size == truth.size and picture.tobytes() == truth.tobytes()
+    elif isinstance(truth, list):
         assert len(answer) == len(truth)
         for one, other in zip(answer, truth, strict=True):
             same(one, other)

@@ -267,7 +267,7 @@ def size_faults(value: Value, path: str) -> Iterator[str]:
             yield f"{path}positions.{name}: {stated} differs from {name}, {size}; {remedy}"
     for name, divisor_name in (("dim", "num_heads"), ("image_size", "patch_size")):
         size, divisor = value.get(name), value.get(divisor_name)
-        if not isinstance(divisor, int) or value.get("head_dim"):
+        if not isinstance(divisor, int) or (name == "dim" and value.get("head_dim")):
             continue
         if any(side % divisor for side in list_integers(size)):
             yield f"{path}{divisor_name}: {divisor} does not divide {name}, {size}; change one of them"
