@@ -25,6 +25,7 @@ from vlm.models.context import Context, concat_states
 from vlm.models.decoder import Decoder, HiddenStateDecoder
 from vlm.models.dual_encoder import DualEncoder
 from vlm.models.encoder_decoder import EncoderDecoder, VisionLanguageModel
+from vlm.models.image_decoder import ImageTokenDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
@@ -36,6 +37,7 @@ from vlm.nn.step.block import GrowingCache, StepBlock, StepInputs
 
 # Modules without a graph, and why.
 UNTRACED: dict[type[nn.Module], str] = {
+    ImageTokenDecoder: "its tokens are patches of a codebook",
     HiddenStateDecoder: "it keeps a hidden state in place of keys and values",
     RecurrentEncoder: "it reads token by token",
     Spelling: "its rows of bytes depend on the words",

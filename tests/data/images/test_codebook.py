@@ -76,11 +76,15 @@ def test_a_codebook_is_restored_from_its_state() -> None:
     again = PatchCodebook.from_state(made.state())
     assert torch.equal(again.codes, made.codes) and again.grid == made.grid
     for change, message in (
-        ({"patch_size": 3}, "patch_size: 3 does not divide the sides of images of \\[8, 12\\]"),
-        ({"patch_size": 2}, r"codes \(4, 48\) are not patches of 2 pixels"),
-        ({"codes": made.codes.float()}, "are not patches of 4 pixels"),
+        ({"image_size": 10}, "patch_size: 4 does not divide the sides of images of 10 pixels"),
+        ({"patch_size": 0}, "the stored codebook is invalid"),
+        ({"codes": made.state()["codes"][:8]}, "the stored codebook is invalid"),
+        ({"codes": "?"}, "the stored codebook is invalid"),
         ({"codes": [[1]]}, "the stored codebook is invalid"),
+        ({"codes": ""}, "are not patches of 4 pixels"),
         ({"image_size": [8]}, "the stored codebook is invalid"),
     ):
         with pytest.raises(UserError, match=message):
             PatchCodebook.from_state(made.state() | change)
+    with pytest.raises(UserError, match=r"codes \(4, 48\) are not patches of 2 pixels"):
+        PatchCodebook(made.codes, patch_size=2, image_size=8)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from services import predictor_of, tiny
 
@@ -16,6 +15,7 @@ import vlm
 from vlm.checkpoint.file import write
 from vlm.checkpoint.load import read
 from vlm.cli.main import run
+from vlm.data.images.codebook import PatchCodebook
 from vlm.decoding.image_tokens import ImageSampling, sample_image_tokens
 from vlm.decoding.sampling import Sampling
 from vlm.errors import UserError
@@ -105,6 +105,16 @@ def test_the_command_writes_a_file_per_picture(tmp_path: Path, capsys: pytest.Ca
     )
 
 
+def test_an_exported_model_draws_the_same_and_has_no_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "exported"
+    assert run(["export", str(folder), "-c", tiny("text_to_image"), "--to", "safetensors"]) == 0
+    again = vlm.load(folder, device="cpu", precision="fp32")
+    assert all(same(one, other) for one, (other,) in zip(again.draw(TEXTS), draw(TEXTS), strict=True))
+    for kind, message in (("pt2", "has no graph: its tokens are patches of a codebook"), ("huggingface", "no class")):
+        assert run(["export", str(tmp_path / kind), "-c", tiny("text_to_image"), "--to", kind]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_names_of_files_are_safe_and_unique() -> None:
     assert picture_name("A red  circle/../x", 1).startswith("a-red-circle-x-")
     names = {picture_name(text, rank) for text in ("a b", "a-b", "a b ", "", "é", "é") for rank in (1, 2)}
@@ -138,11 +148,12 @@ def test_records_hold_png_files() -> None:
 def test_a_checkpoint_with_another_codebook_is_refused(tmp_path: Path) -> None:
     held = read(tiny("text_to_image"))
     book = dict(held["vlm"]["codebook"])
+    few = PatchCodebook(drawer().codebook.codes[:9], patch_size=8, image_size=32)
     for number, (change, message) in enumerate(
         [
-            ({"codebook": book | {"codes": book["codes"][:9]}}, "the checkpoint has 9 codes, its model 64"),
+            ({"codebook": few.state()}, "the checkpoint has 9 codes, its model 64"),
             ({"codebook": book | {"image_size": 64}}, "the checkpoint's images have 8 x 8 tokens, its model 4 x 4"),
-            ({"codebook": book | {"codes": torch.zeros(64, 4)}}, "are not patches of 8 pixels"),
+            ({"codebook": book | {"codes": book["codes"][:8]}}, "the stored codebook is invalid"),
             ({"drawing": {"beam": 2}}, "unsupported drawing option beam=2"),
         ]
     ):

@@ -1,14 +1,17 @@
 """Training on pictures: the loss by hand, what judges see, dropped captions, and settings that cannot work."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from journey import interrupt_at, only_run, same_weights
 from small import command
 from tiny_checkpoints import ROOT
 
+from vlm.checkpoint.load import read
 from vlm.config.compose import compose
 from vlm.data.images.image import load_image
 from vlm.data.records import Record
@@ -51,7 +54,7 @@ def test_the_codebook_depends_on_the_data_and_the_seed_and_is_stored(tmp_path: P
     field = task.image_field
     assert torch.equal(field.learned.codes, again.image_field.learned.codes) and len(field.learned) == 64
     stored = task.description()
-    assert torch.equal(stored["codebook"]["codes"], field.learned.codes)  # type: ignore[index,call-overload]
+    assert stored["codebook"] == field.learned.state()
     assert stored["drawing"] == {"temperature": 0.7, "guidance": 2.0}
     other, _ = built(f"runs={tmp_path}", "seed=4")
     assert not torch.equal(field.learned.codes, other.image_field.learned.codes)
@@ -107,6 +110,21 @@ def test_an_evaluation_draws_judges_and_shows_pictures(tmp_path: Path, monkeypat
     pictures = json.loads((folder / "details.json").read_text())["pictures"]
     assert len(pictures) == 12 and all({PIXELS, CAPTIONER} == row["matches"].keys() for row in pictures.values())
     assert (folder / "report.html").read_text().count("data:image/png") >= 8
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_weights_and_codebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = command("text_to_image", "trainer.precision=32-true", "trainer.max_epochs=1")
+    assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
+    with monkeypatch.context() as patch:
+        interrupt_at(3, signal.SIGTERM, patch)
+        assert main([*options, f"runs={tmp_path / 'parts'}"]) == 143
+    assert main([f"resume={only_run(tmp_path / 'parts')}"]) == 0
+    whole, parts = (only_run(tmp_path / name) / "checkpoints" / "last.ckpt" for name in ("whole", "parts"))
+    assert same_weights(whole, parts)
+    assert read(whole)["vlm"]["codebook"] == read(parts)["vlm"]["codebook"]
 
 
 def test_a_captioner_must_be_one(

@@ -1,5 +1,6 @@
 """A codebook of image patches, learned by k-means: images become sequences of tokens, and tokens become images."""
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -89,8 +90,9 @@ class PatchCodebook:
         return cells.permute(0, 5, 1, 3, 2, 4).reshape(len(tokens), 3, rows * size, columns * size)
 
     def state(self) -> dict[str, Any]:
-        """The arguments, for a checkpoint."""
-        return {"codes": self.codes, "patch_size": self.patch_size, "image_size": plain(self.image_size)}
+        """The arguments, for a checkpoint; the codes are base64."""
+        codes = b64encode(self.codes.numpy().tobytes()).decode()
+        return {"codes": codes, "patch_size": self.patch_size, "image_size": plain(self.image_size)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -100,10 +102,9 @@ class PatchCodebook:
             UserError: The state is invalid.
         """
         try:
-            codes, size, image_size = state["codes"], state["patch_size"], state["image_size"]
-            if not isinstance(codes, Tensor) or type(size) is not int or len(codes) > MAX_CODES:
-                raise TypeError("codes or patch_size")
-            return cls(codes, patch_size=size, image_size=image_size)
+            size, values = int(state["patch_size"]), np.frombuffer(b64decode(state["codes"], validate=True), np.uint8)
+            codes = torch.from_numpy(values.reshape(-1, 3 * size**2).copy())
+            return cls(codes, patch_size=size, image_size=state["image_size"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the stored codebook is invalid ({error}); the file may be damaged") from error
 
