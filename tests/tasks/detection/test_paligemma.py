@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import pytest
 import torch
 from hugging import photos, wide
 from image_text import paligemma, saved_image_text
+from journey import only_run
 from PIL import Image
+from transformers import AutoProcessor
 
 import vlm
 from vlm.cli.main import run
+from vlm.config.compose import compose
+from vlm.data.boxes import find_locations
 from vlm.inference.command_options import DetectionOptions
+from vlm.models.context import PLACE
 from vlm.tasks.detection.predict import PromptedDetector
+from vlm.training.run.run import build_data
 
 FIND = ["dog", "red cat; dog", "a; b; c", "bird", "cat", "big one; dog"]
 
@@ -99,6 +106,70 @@ def test_the_command_and_python_need_classes(published: tuple[Any, Any, str], tm
         (["--find", "dog " * 3000], "tokens, and the model reads"),
     ):
         assert run([*words, *find]) == 2 and said in capsys.readouterr().err
+
+
+ANSWERS = (
+    "<loc0034><loc0333><loc0341><loc0794> red box",
+    "<loc0000><loc0001><loc0512><loc1023> red box ; <loc0100><loc0200><loc0300><loc0400> red box",
+    "",
+)
+
+
+@pytest.fixture
+def table(published: tuple[Any, Any, str], tmp_path: Path) -> list[str]:
+    """Options of a training on boxes as answers, with a folder whose tokenizer begins texts as Gemma's does."""
+    folder = tmp_path / "gemma"
+    shutil.copytree(published[2], folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["normalizer"] = content["normalizer"]["normalizers"][1]  # without a space before the text
+    content["decoder"]["decoders"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    rows = ["image,question,answer,split"]
+    for number, path in enumerate(photos(tmp_path / "photos", 6)):
+        rows.append(f"{path},detect red box,{ANSWERS[number % 2]},{'train' if number < 4 else 'val'}")
+    (tmp_path / "boxes.csv").write_text("\n".join(rows))
+    words = ["model=pretrained", f"model.path={folder}", "task=image_questions", "data=questions", "data.num_workers=0"]
+    return [*words, f"data.path={tmp_path / 'boxes.csv'}", "task.fields.questions.prompt='{}'"]
+
+
+def test_boxes_are_learned_as_answers_with_the_tokens_of_transformers(table: list[str], tmp_path: Path) -> None:
+    data = build_data(compose(table))
+    data.prepare()
+    theirs, field, compared = AutoProcessor.from_pretrained(tmp_path / "gemma"), data.fields["questions"], 0
+    for record in data.split("train").records():
+        (text,) = field.encode(record, (0, 0, 0)).texts
+        answer = record["questions"][0].answer
+        inputs = theirs(text="<image>detect red box", suffix=answer, images=record.image(), return_tensors="pt")
+        ids, labels = (inputs[name][0].tolist() for name in ("input_ids", "labels"))
+        image = theirs.tokenizer.convert_tokens_to_ids("<image>")
+        assert [PLACE if id == image else id for id in ids] == text.tokens
+        assert [label != -100 for label in labels] == text.generated
+        locations = find_locations(field.tokenizer)
+        assert sum(id in locations for id in text.tokens) == 4 * answer.count("red box")
+        compared += 1
+    assert compared == 4
+
+
+@pytest.mark.slow
+def test_a_folder_that_learned_boxes_detects(table: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = ["trainer=cpu", "trainer.max_epochs=100", "data.batch_size=4", "optim.lr=2e-3", "test=false"]
+    assert run(["train", *table, *more, "trainer.check_val_every_n_epoch=100", "callbacks.progress=null"]) == 0
+    folder = str(only_run(tmp_path / "runs"))
+    capsys.readouterr()
+    image = str(tmp_path / "photos" / sorted(path.name for path in (tmp_path / "photos").iterdir())[0])
+    assert run(["detect", image, "-c", folder, "--find", "red box", "--format", "jsonl", "--precision", "fp32"]) == 0
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    width, height = Image.open(image).size
+    edges = [333 / 1024 * width, 34 / 1024 * height, 794 / 1024 * width, 341 / 1024 * height]
+    assert found["label"] == "red box"
+    assert [found[name] for name in ("left", "top", "right", "bottom")] == pytest.approx(edges, abs=0.1)
+
+
+def test_folders_are_not_trained_for_detection(table: list[str], capsys: Any) -> None:
+    assert run(["check-data", *table, "task=detection", "data=boxes"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cannot be trained for task=detection" in said and "boxes are answers of task=image_questions" in said
 
 
 def test_other_captioners_are_refused(tmp_path: Path, capsys: Any) -> None:

@@ -182,9 +182,10 @@ def _vision_language_overrides(path: str, folder: str, about: "Metadata", choice
     encoder, decoder = spec["args"]["encoder"]["args"], spec["args"]["decoder"]["args"]
     tasks = list_prompt_tasks(about)
     if (task := choices.get("task") or JOINED_TASKS[0]) not in tasks:
+        boxes = "; boxes are answers of task=image_questions there (docs/detection.md)" if task == "detection" else ""
         raise UserError(
             f"model.path={path}: a {about['origin']} cannot be trained for task={task}; "
-            f"choose task={' or task='.join(tasks)}"
+            f"choose task={' or task='.join(tasks)}{boxes}"
         )
     yield from (f"task={task}", "model=projected", "model/encoder=projected", "model/fusion=prefix")
     yield f"model.init_from={path}"
