@@ -58,6 +58,9 @@ def match_tensors(tensors: Mapping[str, TensorLocation], config: DecoderConfig) 
     return matched
 
 
+JOINED_ROWS = 16  # rows that are converted as one
+
+
 def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
     """Checks that all tensors have known types and are inside the file.
 
@@ -87,7 +90,10 @@ def read_tensor(location: TensorLocation) -> Tensor:
     kind = library.GGMLQuantizationType(location.kind)
     if kind.name in PLAIN:
         return torch.from_numpy(content).view(PLAIN[kind.name]).view(location.shape)
-    return torch.from_numpy(library.dequantize(content.reshape(*location.shape[:-1], -1), kind))
+    # The library converts 16 rows at once. Blocks do not depend on their rows, so rows are joined to longer ones.
+    rows = math.prod(location.shape[:-1])
+    numbers = library.dequantize(content.reshape(rows // math.gcd(rows, JOINED_ROWS), -1), kind)
+    return torch.from_numpy(numbers).view(location.shape)
 
 
 def _block_size(location: TensorLocation) -> tuple[int, int]:

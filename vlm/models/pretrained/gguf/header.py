@@ -104,11 +104,24 @@ class _HeaderReader:
     def read_text(self) -> str:
         return self.read_bytes(self.read_number("Q")).decode("utf-8", "replace")
 
+    def read_texts(self, count: int) -> list[str]:
+        """Reads many texts, such as a vocabulary, without a call for each number and text."""
+        content, start, texts = self.content, self.position, []
+        for _ in range(count):
+            end = start + 8 + int.from_bytes(content[start : start + 8], "little")
+            texts.append(content[start + 8 : end].decode("utf-8", "replace"))
+            start = end
+        self.position = start
+        self.read_bytes(0)  # the last end is the greatest: raises if a text ends after the content
+        return texts
+
     def read_value(self, kind: int, *, inside: bool = False) -> Any:
         if kind == STRING:
             return self.read_text()
         if kind == ARRAY and not inside:
             kind, stated = self.read_number("I"), self.read_number("Q")
+            if kind == STRING:
+                return self.read_texts(self.check_count(stated, 8))
             if kind not in NUMBERS:
                 return [self.read_value(kind, inside=True) for _ in range(self.check_count(stated, 8))]
             code = NUMBERS[kind]
