@@ -24,21 +24,17 @@ TASKS = {
     "captioning": (
         CAPTIONER,
         ["model.size.encoder_depth=2", "model.size.decoder_depth=2", "trainer.max_epochs=12"],
-        ["model.size.encoder_depth=1", "model.size.decoder_depth=1", "trainer.max_epochs=8"],
+        ["model.size.encoder_depth=1", "model.size.decoder_depth=1", "trainer.max_epochs=4"],
         ("loss", "cider", "exact_match"),
     ),
     "language_modeling": (
-        ["task=language_modeling"],
-        ["model.size.depth=4", "trainer.max_epochs=2"],
+        ["task=language_modeling", "data.source.train_documents=1000"],
+        ["model.size.depth=4", "trainer.max_epochs=3"],
         ["model.size.depth=2", "trainer.max_epochs=1"],
         ("bits_per_byte",),
     ),
 }
-STUDENTS = {
-    "no teacher": [],
-    "temperature 1": ["task.teacher.path={best}", "task.teacher.temperature=1"],
-    "temperature 2": ["task.teacher.path={best}", "task.teacher.temperature=2"],
-}
+STUDENTS = {"no teacher": [], "teacher": ["task.teacher.path={best}"]}
 
 
 def train(folder: Path, options: list[str]) -> dict[str, float]:
@@ -71,13 +67,7 @@ def main() -> None:
             name: [
                 train(
                     root / task / name.replace(" ", "_") / f"{seed}",
-                    [
-                        *common,
-                        *of_student,
-                        *options,
-                        f"seed={seed}",
-                        *([f"task.teacher.path={best}"] if options else []),
-                    ],
+                    [*common, *of_student, f"seed={seed}", *(option.format(best=best) for option in options)],
                 )
                 for seed in SEEDS
             ]

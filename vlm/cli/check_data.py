@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vlm.config.tree import Config
+from vlm.config.tree import Config, select
 from vlm.data.fields import CaptionField, Field, ImageField, LabelField
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES, Record, Split
@@ -121,6 +121,13 @@ def inspect_data(config: Config, faults: Faults, about: list[str], splits: dict[
             check_unreadable(reasons, min(len(splits["train"]), limit or len(splits["train"])), counted["limit"])
     else:
         about += text_lines(data, splits, faults, limit)
+    if teacher := select(config, "task.teacher.path"):
+        from vlm.tasks.shared.teacher_fit import check_teacher
+
+        about.append(f"teacher     {teacher}")
+        for field in data.fields.values():
+            field.prepare()
+        check_teacher(str(teacher), data.fields, config)
     devices = config["trainer"]["devices"]
     check_batches(config, data, devices if type(devices) is int and devices > 0 else 1)
     return describe_training(data, config, faults)

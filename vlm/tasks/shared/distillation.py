@@ -1,7 +1,7 @@
 """Distillation: a student learns a teacher's predictions of its training inputs (Hinton et al. 2015)."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -9,14 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vlm.checkpoint.stored import Checkpoint, thaw
-from vlm.config.tree import Config, select
 from vlm.data.batch import Batch, Targets
 from vlm.data.images.image import Preprocess
-from vlm.data.text.prompt_field import PromptField
 from vlm.errors import Count, Range, UserError
-from vlm.models.decoder import TextDecoder
-from vlm.models.recurrent import RecurrentEncoder
-from vlm.models.text_encoder import TextEncoder
 from vlm.nn.distillation_loss import (
     Predictions,
     TeacherStates,
@@ -26,8 +21,9 @@ from vlm.nn.distillation_loss import (
     soften,
     vocabulary_divergence,
 )
-from vlm.tasks.shared.frozen_models import check_same_weights, has_tokenizer, hash_weights, read_frozen
+from vlm.tasks.shared.frozen_models import check_same_weights, read_frozen
 from vlm.tasks.shared.teacher_cache import PredictionCache
+from vlm.tasks.shared.teacher_fit import TeacherFit
 from vlm.training.image_cache import as_read
 from vlm.training.step.losses import Term
 from vlm.training.step.task import Task
@@ -86,7 +82,7 @@ class Distillation:
         read: Returns what a model computes of a batch.
     Attributes:
         expected: Hash of the weights that the teacher must have; "" for any.
-        weights_hash: Hash of the teacher's weights, once training has begun.
+        weights_hash: Hash of the teacher's weights, once it has been read.
     Raises:
         UserError: An option of the task has no effect.
     """
@@ -129,76 +125,25 @@ class Distillation:
         if self._model is None:
             loaded, model = read_frozen(self.path)
             self._check(loaded, model)
-            check_same_weights(model, self.expected, f"{KEY}.path", "the teacher", self.path)
+            self.weights_hash = check_same_weights(model, self.expected, f"{KEY}.path", "the teacher", self.path)
+            if self.task.preprocess is not None:
+                self._preprocess = Preprocess.from_state(loaded["vlm"]["preprocess"])
             self._model = model
         parameter = next(self.student.parameters())
         return self._model.to(parameter.device, parameter.dtype)
 
-    def refuse(self, reason: str) -> UserError:
-        """Returns the error about a teacher that does not fit."""
-        return UserError(f"{KEY}.path={self.path}: {reason}")
-
     def _check(self, loaded: Checkpoint, model: nn.Module) -> None:
+        config = thaw(self.task.about["config"]) if "config" in self.task.about else None
+        fit = TeacherFit(self.path, loaded, self.task.fields, config)
         if not isinstance(model, self.kind):
             what = f"is a {type(model).__name__}, which task={self.task.name} does not train"
-            raise self.refuse(f"{what}; use a model of this task")
-        self._check_tokenizer(loaded)
-        self.check_classes(loaded)
+            raise fit.refuse(f"{what}; use a model of this task")
+        fit.check(model)
         if (theirs := self.num_outcomes(model)) != (ours := self.num_outcomes(self.student)):
-            raise self.refuse(f"predicts {theirs:,} outcomes, the student {ours:,}; use a teacher of the same number")
-        self._check_images(loaded)
-        readers = [part for part in model.modules() if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder)]
-        for name, field in self.task.fields.items():
-            longest = getattr(field, "max_len", 0)
-            if short := [reader.max_len for reader in readers if reader.max_len < longest]:
-                what = f"reads at most {min(short)} tokens, but task.fields.{name}.max_len is {longest}"
-                raise self.refuse(f"{what}; set data.max_len={min(short)}")
-            if name == "texts" and loaded["vlm"].get("pairs") not in (None, ours_pairs := field.state().get("pairs")):
-                kinds = ("pairs of texts", "single texts")
-                raise self.refuse(f"reads {kinds[bool(ours_pairs)]}, the student {kinds[not ours_pairs]}")
-            if isinstance(field, PromptField) and field.state().get("form") != loaded["vlm"].get("form"):
-                raise self.refuse("has another form of prompts than the student; use a teacher of the same family")
-
-    def check_classes(self, loaded: Checkpoint) -> None:
-        """Checks that a teacher predicts the classes of the student, if it predicts classes.
-
-        Raises:
-            UserError: It has other classes, or the same in another order.
-        """
-
-    def _check_tokenizer(self, loaded: Checkpoint) -> None:
-        fields = self.task.fields.items()
-        name, tokenizer = next(((name, field.tokenizer) for name, field in fields if field.tokenizer), ("", None))
-        if tokenizer is None or has_tokenizer(loaded, tokenizer):
-            return
-        place = select(self._config(), f"task.fields.{name}.tokenizer.path", None)
-        origin = f"of {place}" if place else f"learned from {self.describe_data()}"
-        remedy = f"set tokenizer=pretrained tokenizer.path={self.path}, or use a teacher with the same tokenizer"
-        raise self.refuse(f"its tokenizer differs from the student's ({origin}); {remedy}")
-
-    def _config(self) -> Config:
-        return thaw(self.task.about["config"]) if "config" in self.task.about else Config({})
-
-    def describe_data(self) -> str:
-        """Returns the files of the student's data, for messages."""
-        places = [select(self._config(), f"data.{name}", None) for name in ("root", "path")]
-        return " ".join(str(place) for place in places if place) or "its training data"
-
-    def _check_images(self, loaded: Checkpoint) -> None:
-        ours: Any = self.task.preprocess
-        if ours is None:
-            return
-        self._preprocess = Preprocess.from_state(loaded["vlm"]["preprocess"])
-        sides = (ours.state(), self._preprocess.state())
-        for name in ("image_size", "resize", "interpolation", "crop", "longest_edge", "tiles"):
-            own, value = (side.get(name) for side in sides)
-            if own != value:
-                key = "data.image_size" if name == "image_size" else f"data.preprocess.{name}"
-                what = f"was trained on images with {name}={value}, the student's have {own}"
-                raise self.refuse(f"{what}; set {key}={value}, or use a teacher of such images")
-        if self.task.data.cache_features:
+            raise fit.refuse(f"predicts {theirs:,} outcomes, the student {ours:,}; use a teacher of the same number")
+        if self.task.preprocess is not None and self.task.data.cache_features:
             remedy = "set data.cache_features=false"
-            raise self.refuse(f"reads images, but the student reads cached features of its encoder; {remedy}")
+            raise fit.refuse(f"reads images, but the student reads cached features of its encoder; {remedy}")
 
     def prepare(self) -> None:
         """Reads and checks the teacher before training, and computes or reads its predictions if they are cached.
@@ -209,7 +154,8 @@ class Distillation:
         outcomes, top_k = self.num_outcomes(self.student), self.options.top_k
         if top_k is not None and top_k >= outcomes:
             raise UserError(f"{KEY}.top_k: {top_k} is not less than the {outcomes:,} outcomes; leave it out")
-        self.weights_hash = self.expected = hash_weights(self.model())
+        self.model()
+        self.expected = self.weights_hash
         if self.options.cache:
             self._cached = PredictionCache(
                 self.task, self.predictions, (self.weights_hash, str(self.options.temperature), str(top_k)), outcomes
@@ -310,24 +256,8 @@ class TokenDistillation(Distillation):
 class ClassDistillation(Distillation):
     """Distillation of predictions of classes; `read` returns logits."""
 
-    @property
-    def classes(self) -> Sequence[str]:
-        """The student's classes."""
-        return self.task.fields["labels"].classes  # type: ignore[attr-defined]
-
     def num_outcomes(self, model: nn.Module) -> int:
         return len(model.head.weight)  # type: ignore[union-attr,arg-type]
-
-    def check_classes(self, loaded: Checkpoint) -> None:
-        ours, theirs = list(self.classes), ["".join(name) for name in loaded["vlm"].get("classes", ())]
-        if ours == theirs:
-            return
-        data = self.describe_data()
-        at = next((n for n, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
-        what = f"has {len(theirs)} classes, the student's data ({data}) {len(ours)}"
-        if at is not None:
-            what = f"class {at} is {theirs[at]!r:.60}, in the student's data ({data}) {ours[at]!r:.60}"
-        raise self.refuse(f"{what}; use a teacher of the same classes in the same order")
 
     def divergence(self, batch: Batch, outputs: Tensor, images: Tensor | None) -> Tensor:
         teacher = self.stored(batch, len(outputs))

@@ -46,19 +46,21 @@ def hash_weights(model: nn.Module) -> str:
     return digest({name: value for name, value in model.state_dict().items() if not is_adapter(name)})
 
 
-def check_same_weights(model: nn.Module, expected: str, key: str, what: str, remedy: str) -> None:
-    """Checks that a model has the weights that it had when training began.
+def check_same_weights(model: nn.Module, expected: str, key: str, what: str, remedy: str) -> str:
+    """Checks that a model has the weights that it had when training began; returns their hash.
 
     Args:
-        expected: Their hash; "" for any.
+        expected: Their hash when training began; "" for any.
         key: Key of the config that names the model.
         what: The model, for the message.
         remedy: How to restore the weights.
     Raises:
         UserError: They are others.
     """
-    if expected and hash_weights(model) != expected:
+    found = hash_weights(model)
+    if expected and found != expected:
         raise UserError(f"{key}: {what} has other weights than when training began; restore {remedy}")
+    return found
 
 
 def output_path(folder: Path, suffix: str, *identity: str) -> Path:

@@ -116,7 +116,7 @@ def is_ignored(key: str) -> bool:
     group, *names = key.split(".")
     if group == "data" and names and names[0] not in target.parameters(Data):  # exists only to be interpolated
         return True
-    if group == "trainer" and TRAINER_KEYS.intersection(names):
+    if (group == "trainer" and TRAINER_KEYS.intersection(names)) or (group == "task" and names[:1] == ["teacher"]):
         return True
     return group in TRAINING_KEYS or bool(STORED_GROUPS.intersection([group, *names]))
 
