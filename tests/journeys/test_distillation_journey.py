@@ -3,7 +3,8 @@
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The run of a small teacher per task; language models read the same text in other runs."""
+def train_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Trains a small teacher of a task once; returns its run."""
     runs = tmp_path_factory.mktemp("teachers")
-    for task in TASKS:
+
+    @cache
+    def train(task: str) -> Path:
         assert main(command(task, "trainer.max_epochs=1", "test=false", "seed=7", f"runs={runs / task}")) == 0
-    return {task: only_run(runs / task) for task in TASKS}
+        return only_run(runs / task)
+
+    return train
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +61,10 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], t
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_killed_student_ends_with_the_same_weights(
-    teachers: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+    train_teacher: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     more = CACHED if task == "language_modeling" else []
-    options = command(task, f"task.teacher.path={teachers[task]}", "trainer.max_epochs=2", "test=false", *more)
+    options = command(task, f"task.teacher.path={train_teacher(task)}", "trainer.max_epochs=2", "test=false", *more)
     assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
     with monkeypatch.context() as patch:
         interrupt_at(5, signal.SIGTERM, patch)
@@ -76,15 +81,18 @@ def test_a_killed_student_ends_with_the_same_weights(
 
 
 def test_a_student_is_used_without_its_teacher_and_resumed_with_the_same_one_only(
-    teachers: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    train_teacher: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copy(best(teachers["captioning"]), "teacher.ckpt")
+    shutil.copy(best(train_teacher("captioning")), "teacher.ckpt")
     options = command("captioning", "task.teacher.path=teacher.ckpt", "trainer.max_epochs=1")
     assert main(options) == 0
     run = only_run(tmp_path / "runs")
     loaded = ckpt.read(best(run))
-    assert loaded["state_dict"].keys() == ckpt.read(best(teachers["captioning"]))["state_dict"].keys()
+    assert loaded["state_dict"].keys() == ckpt.read(best(train_teacher("captioning")))["state_dict"].keys()
     assert len(loaded["vlm"]["teacher"]) == 64
     Path("teacher.ckpt").rename("moved.ckpt")
     images = [str(path) for path in sorted((Path(__file__).parents[2] / "data" / "sample").glob("*.png"))[:1]]
@@ -106,28 +114,32 @@ def test_a_student_is_used_without_its_teacher_and_resumed_with_the_same_one_onl
     assert main(["resume=last", "trainer.max_epochs=2"]) == 0
 
 
-def test_accumulated_batches_take_the_steps_of_a_large_one(teachers: dict[str, Path], tmp_path: Path) -> None:
+def test_accumulated_batches_take_the_steps_of_a_large_one(
+    train_teacher: Callable[[str], Path], tmp_path: Path
+) -> None:
     for name, more in {"large": [], "small": ["data.batch_size=4", "trainer.accumulate_grad_batches=2"]}.items():
-        options = command("language_modeling", f"task.teacher.path={teachers['language_modeling']}", *EXACT, *more)
+        options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}", *EXACT, *more)
         assert main([*options, f"runs={tmp_path / name}"]) == 0
     assert_close(*(weights_of(tmp_path / name) for name in ("small", "large")))
 
 
-@pytest.mark.parametrize("more", [[], CACHED], ids=["read", "cached"])
-def test_two_processes_end_as_one(teachers: dict[str, Path], tmp_path: Path, nursery: Nursery, more: list[str]) -> None:
-    options = command("language_modeling", f"task.teacher.path={teachers['language_modeling']}", *EXACT, *more)
-    for ranks in (1, 2):
+@pytest.mark.parametrize("more", [[], CACHED, ["trainer=fsdp"]], ids=["read", "cached", "sharded"])
+def test_two_processes_end_as_one(
+    train_teacher: Callable[[str], Path], tmp_path: Path, nursery: Nursery, more: list[str]
+) -> None:
+    options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}", *EXACT)
+    for ranks, chosen in {1: more if more == CACHED else [], 2: [*ddp(2), *more]}.items():
         (tmp_path / f"{ranks}").mkdir()
         places = places_of(ranks)
-        pids = [nursery.start([*options, *ddp(ranks)], cwd=tmp_path / f"{ranks}", env=place) for place in places]
+        pids = [nursery.start([*options, *chosen], cwd=tmp_path / f"{ranks}", env=place) for place in places]
         ended = [nursery.ended(pid, 200) for pid in pids]
         assert [end and end.status for end in ended] == [0] * ranks, ended
     assert_close(*(weights_of(tmp_path / f"{ranks}" / "runs") for ranks in (1, 2)))
 
 
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
-def test_a_compiled_student_ends_as_one_that_is_not(teachers: dict[str, Path], tmp_path: Path) -> None:
+def test_a_compiled_student_ends_as_one_that_is_not(train_teacher: Callable[[str], Path], tmp_path: Path) -> None:
     for name, more in {"plain": [], "compiled": ["compile=true"]}.items():
-        options = command("language_modeling", f"task.teacher.path={teachers['language_modeling']}", *EXACT, *more)
+        options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}", *EXACT, *more)
         assert main([*options, f"runs={tmp_path / name}"]) == 0
     assert_close(*(weights_of(tmp_path / name) for name in ("compiled", "plain")))

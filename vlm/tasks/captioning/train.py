@@ -134,7 +134,7 @@ class Captioning(DistilledTask, RewardedTextTask):
         return self.distillation.terms(batch, {"tokens": self.token_term(batch, hidden)}, hidden, images)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
-        return self.distilled_counts("tokens", batch["captions"].targets.count)
+        return self.distilled_counts(batch, "tokens", batch["captions"].targets.count)
 
     @cached_property
     def caption_faults(self) -> CaptionFaults:

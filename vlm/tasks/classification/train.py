@@ -96,7 +96,7 @@ class Classification(DistilledTask, ClassTask):
         return self.distillation.terms(batch, terms, logits, images)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
-        return self.distilled_counts("images", len(batch.ids))
+        return self.distilled_counts(batch, "images", len(batch.ids))
 
     def probabilities(self, batch: Batch) -> Tensor:
         return class_probabilities(self.model, self.preprocess, batch["images"])

@@ -173,7 +173,7 @@ class LanguageModeling(DistilledTask):
         return terms if self.distillation is None else self.distillation.terms(batch, terms, hidden)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
-        return self.distilled_counts("tokens", batch["text"].targets.count)
+        return self.distilled_counts(batch, "tokens", batch["text"].targets.count)
 
     def on_evaluation_start(self) -> None:
         super().on_evaluation_start()

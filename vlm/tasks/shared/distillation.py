@@ -299,6 +299,10 @@ class DistilledTask(Task):
         weights_hash = "" if self.distillation is None else self.distillation.weights_hash
         return super().description() | ({"teacher": weights_hash} if weights_hash else {})
 
-    def distilled_counts(self, name: str, count: int) -> dict[str, int] | None:
-        """Returns `counts` of a loss whose only term without a teacher has this name and count."""
-        return None if self.distillation is None else {name: count, "teacher": count}
+    def distilled_counts(self, batch: Batch, name: str, count: int) -> dict[str, int] | None:
+        """Returns the counts of a batch's loss terms.
+
+        Args:
+            name, count: Of the term that the loss has without a teacher.
+        """
+        return super().counts(batch) if self.distillation is None else {name: count, "teacher": count}

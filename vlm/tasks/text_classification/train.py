@@ -56,7 +56,7 @@ class TextClassification(DistilledTask, TextTask, ClassTask):
         return terms if self.distillation is None else self.distillation.terms(batch, terms, logits)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
-        return self.distilled_counts("texts", len(batch.ids))
+        return self.distilled_counts(batch, "texts", len(batch.ids))
 
     def probabilities(self, batch: Batch) -> Tensor:
         return text_probabilities(self.model, batch["texts"])
