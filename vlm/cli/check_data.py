@@ -128,6 +128,11 @@ def inspect_data(config: Config, faults: Faults, about: list[str], splits: dict[
         for field in data.fields.values():
             field.prepare()
         check_teacher(str(teacher), data.fields, config)
+    if reward := config["task"].get("reward"):
+        from vlm.tasks.shared.rewards import try_functions
+
+        for field in (field for field in data.fields.values() if hasattr(field, "compares")):
+            try_functions(reward if isinstance(reward, dict) else {reward: 1.0}, field, splits["train"])
     devices = config["trainer"]["devices"]
     check_batches(config, data, devices if type(devices) is int and devices > 0 else 1)
     return describe_training(data, config, faults)

@@ -4,10 +4,13 @@ import csv
 import json
 import math
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import reward_steps as steps
 import torch
@@ -19,6 +22,7 @@ from tiny_checkpoints import FILES
 from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
+from vlm.config import target
 from vlm.config.compose import compose
 from vlm.data.batch import TextRows, next_token_rows
 from vlm.data.text.tokenizer import ByteTokenizer, tokenizer_from_state
@@ -170,20 +174,73 @@ def test_people_s_captions_have_a_weight_of_their_own() -> None:
     assert both.count == drawn.count + people.count > people.count > 0
 
 
-@pytest.mark.slow
-def test_a_run_with_a_reward_resumes_exactly(tmp_path, monkeypatch) -> None:
-    options = command("captioning", *REWARDED, "trainer.max_epochs=2", "test=false", "optim.lr=1e-3")
+QUESTIONS = [f"model.init_from={FILES / 'image_questions.ckpt'}", *SIZES, "tokenizer=bytes", "data.max_len=96"]
+QUESTIONS += ["task.reward_samples=2"]
+DETECTOR = [f"model.init_from={FILES / 'detection.ckpt'}", *SIZES, "data.max_len=40"]
+RUNS = {
+    "captioning": REWARDED,
+    "image_questions": [*QUESTIONS, "task.reward=length", "task.reward_baseline=group", "task.reward_kl=0.1"],
+    "detection": [*DETECTOR, "task.reward={iou: 1, likelihood: 0.1}", "task.reward_baseline=greedy"],
+}
+
+
+@pytest.mark.sample(slow=3)
+@pytest.mark.parametrize("task", RUNS)
+def test_a_run_with_a_reward_resumes_exactly(task: str, tmp_path, monkeypatch) -> None:
+    options = command(task, *RUNS[task], "trainer.max_epochs=2", "test=false", "optim.lr=1e-3")
     assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
     whole = only_run(tmp_path / "whole")
     rows = list(csv.DictReader((whole / "metrics.csv").open()))
-    rewards = [float(row["train/reward"]) for row in rows if row["train/reward"]]
-    assert len(rewards) == 16 and len(set(rewards)) > 8
-    assert {"val/repeated", "val/bad_endings", "val/bad_endings@references"} <= rows[-1].keys()
+    losses = [float(row["train/loss"]) for row in rows if row["train/reward"]]
+    assert len(losses) == 16 and len(set(losses)) > 8
+    if task == "captioning":
+        assert len({float(row["train/reward"]) for row in rows if row["train/reward"]}) > 8
+        assert {"val/repeated", "val/bad_endings", "val/bad_endings@references"} <= rows[-1].keys()
+    assert (task == "image_questions") == ("train/kl" in rows[-1])
     with monkeypatch.context() as patch:
         interrupt_at(5, signal.SIGTERM, patch)
         assert main([*options, f"runs={tmp_path / 'cut'}"]) == 143
     assert main([f"resume={only_run(tmp_path / 'cut')}"]) == 0
     assert same_weights(*(run / "checkpoints" / "last.ckpt" for run in (whole, only_run(tmp_path / "cut"))))
+
+
+def read_rewards(runs: Path) -> list[float]:
+    rows = csv.DictReader((only_run(runs) / "metrics.csv").open())
+    return [float(row["train/reward"]) for row in rows if row["train/reward"]]
+
+
+@pytest.mark.slow
+def test_the_reward_of_a_word_rises_unless_the_model_is_kept_close(tmp_path, monkeypatch) -> None:
+    """A function of the user counts the word "red"; a text has at most ten words."""
+    (tmp_path / "toy_reward.py").write_text(
+        "def count_red(texts, **others):\n    return [text.split().count('red') for text in texts]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(target, "_allowed", [*target.PACKAGES])
+    common = command("captioning", "tokenizer=words", "model.size.dropout=0", "test=false", "task.max_tokens=10")
+    assert main([*common, "optim.lr=1e-2", "trainer.max_epochs=3", f"runs={tmp_path / 'start'}"]) == 0
+    common += [f"model.init_from={only_run(tmp_path / 'start')}", "trust=toy_reward", "optim.lr=3e-3"]
+    common += ["task.reward=toy_reward.count_red", "task.reward_baseline=group", "trainer.max_epochs=3"]
+    for name, options in {"free": [], "close": ["task.reward_kl=1"]}.items():
+        assert main([*common, *options, f"runs={tmp_path / name}"]) == 0
+    free, close = (np.array(read_rewards(tmp_path / name)).reshape(3, 8).mean(1) for name in ("free", "close"))
+    assert free[0] < 3 and free[2] > free[0] + 4 and free[2] > free[1] > free[0]
+    assert close[2] < 1.5
+    assert main([f"resume={only_run(tmp_path / 'free')}", "trust=toy_reward"]) == 0  # it is done
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one(tmp_path) -> None:
+    options = command("captioning", *REWARDED, "trainer.max_epochs=1", "test=false", "model.size.dropout=0")
+    options += ["task.reward_baseline=group", "task.reward_kl=0.1", "trainer.precision=32-true"]
+    assert main([*options, f"runs={tmp_path / 'one'}"]) == 0
+    both = [*options, f"runs={tmp_path / 'two'}", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    run = [sys.executable, str(Path(__file__).parents[3] / "train.py"), *both]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    one, two = (list(csv.DictReader((only_run(tmp_path / n) / "metrics.csv").open())) for n in ("one", "two"))
+    losses = [[float(row["train/loss"]) for row in rows if row["train/loss"]] for rows in (one, two)]
+    assert len(losses[0]) == 8 and losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 @pytest.mark.sample(slow=2)
