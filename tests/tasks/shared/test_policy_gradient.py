@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tiny_checkpoints import FILES
 from torch import Tensor
 
 from vlm.checkpoint import load as ckpt
+from vlm.cli.main import run as vlm
 from vlm.config import target
 from vlm.config.compose import compose
 from vlm.data.batch import TextRows, next_token_rows
@@ -227,6 +229,21 @@ def test_the_reward_of_a_word_rises_unless_the_model_is_kept_close(tmp_path, mon
     assert free[0] < 3 and free[2] > free[0] + 4 and free[2] > free[1] > free[0]
     assert close[2] < 1.5
     assert main([f"resume={only_run(tmp_path / 'free')}", "trust=toy_reward"]) == 0  # it is done
+
+
+@pytest.mark.slow
+def test_check_data_and_training_try_a_user_s_function(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "bad_reward.py").write_text(
+        "def score(texts, **others):\n    return [1 / ('blue' not in text) for text in texts]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(target, "_allowed", [*target.PACKAGES])
+    options = command("captioning", *STARTED, "task.reward=bad_reward.score", "trust=bad_reward")
+    reason = r"task.reward: bad_reward.score, row \S+, text '.*blue.*': raised ZeroDivisionError: .*; correct it"
+    assert vlm(["check-data", *options]) == 1
+    assert re.search(rf"STOPS +{reason}", capsys.readouterr().out)
+    assert main([*options, f"runs={tmp_path / 'runs'}"]) == 2
+    assert re.search(reason, capsys.readouterr().err)
 
 
 @pytest.mark.slow
