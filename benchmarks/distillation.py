@@ -1,8 +1,8 @@
-"""Students of half the depth with and without a teacher, on drawn scenes: `python benchmarks/distillation.py [FOLDER]`.
+"""Captioners of half the depth with and without a teacher: `python benchmarks/distillation.py [FOLDER]`.
 
-Every run is a `vlm train` in FOLDER, by default runs/distillation; finished runs are not repeated. It prints a table
-of each task: the mean test score of each kind of student over the seeds, and the difference to the same seeds without a
-teacher with its 95% interval (Student's t over the seeds).
+Every run is a `vlm train` on drawn scenes in FOLDER, by default runs/distillation; finished runs are not repeated. It
+prints a table: the mean test scores of each kind of student over the seeds, and their differences to the same seeds
+without a teacher with 95% intervals (Student's t over the seeds).
 """
 
 import json
@@ -19,22 +19,14 @@ COMMON = ["trainer=cpu", "trainer.precision=32-true", "data.num_workers=0", "cal
 SCENES = ["data.source.train_scenes=3000", "data.source.val_scenes=100", "data.source.test_scenes=1000"]
 CAPTIONER = ["task=captioning", *SCENES, "data.image_size=32", "model/encoder=vit", "model.encoder.patch_size=8"]
 CAPTIONER += ["model.size.dim=64", "model.size.num_heads=4", "task.val_captions=100"]
-# The options of each task, of its teacher and of its students, and the metrics of its table.
-TASKS = {
-    "captioning": (
-        CAPTIONER,
-        ["model.size.encoder_depth=2", "model.size.decoder_depth=2", "trainer.max_epochs=12"],
-        ["model.size.encoder_depth=1", "model.size.decoder_depth=1", "trainer.max_epochs=4"],
-        ("loss", "cider", "exact_match"),
-    ),
-    "language_modeling": (
-        ["task=language_modeling", "data.source.train_documents=1000"],
-        ["model.size.depth=4", "trainer.max_epochs=3"],
-        ["model.size.depth=2", "trainer.max_epochs=1"],
-        ("bits_per_byte",),
-    ),
+TEACHER = ["model.size.encoder_depth=2", "model.size.decoder_depth=2", "trainer.max_epochs=12"]
+STUDENT = ["model.size.encoder_depth=1", "model.size.decoder_depth=1", "trainer.max_epochs=4"]
+STUDENTS = {
+    "no teacher": [],
+    "temperature 1": ["task.teacher.path={best}", "task.teacher.temperature=1"],
+    "temperature 2": ["task.teacher.path={best}", "task.teacher.temperature=2"],
 }
-STUDENTS = {"no teacher": [], "teacher": ["task.teacher.path={best}"]}
+METRICS = ("loss", "cider", "exact_match")
 
 
 def train(folder: Path, options: list[str]) -> dict[str, float]:
@@ -60,29 +52,23 @@ def format_difference(values: list[float], baseline: list[float]) -> str:
 
 def main() -> None:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/distillation")
-    for task, (common, of_teacher, of_student, metrics) in TASKS.items():
-        teacher = train(root / task / "teacher", [*common, *of_teacher])
-        (best,) = (root / task / "teacher").glob("*/*/checkpoints/best.ckpt")
-        scores = {
-            name: [
-                train(
-                    root / task / name.replace(" ", "_") / f"{seed}",
-                    [*common, *of_student, f"seed={seed}", *(option.format(best=best) for option in options)],
-                )
-                for seed in SEEDS
-            ]
-            for name, options in STUDENTS.items()
-        }
-        print(f"\n| {task} | {' | '.join(f'{metric} | difference' for metric in metrics)} |")
-        print(f"|---|{'---|' * (2 * len(metrics))}")
-        print(f"| teacher | {' | '.join(f'{teacher[metric]:.4f} | ' for metric in metrics)} |")
-        for name, runs in scores.items():
-            cells = []
-            for metric in metrics:
-                values, baseline = ([run[metric] for run in part] for part in (runs, scores["no teacher"]))
-                difference = "" if name == "no teacher" else format_difference(values, baseline)
-                cells.append(f"{mean(values):.4f} | {difference}")
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    teacher = train(root / "teacher", [*CAPTIONER, *TEACHER])
+    (best,) = (root / "teacher").glob("*/*/checkpoints/best.ckpt")
+    print(f"| model | {' | '.join(f'{metric} | difference' for metric in METRICS)} |")
+    print(f"|---|{'---|' * (2 * len(METRICS))}")
+    print(f"| teacher | {' | '.join(f'{teacher[metric]:.4f} | ' for metric in METRICS)} |", flush=True)
+    baseline: list[dict[str, float]] = []
+    for name, options in STUDENTS.items():
+        given = [option.format(best=best) for option in options]
+        folder = root / name.replace(" ", "_")
+        runs = [train(folder / f"{seed}", [*CAPTIONER, *STUDENT, f"seed={seed}", *given]) for seed in SEEDS]
+        cells = []
+        for metric in METRICS:
+            values = [run[metric] for run in runs]
+            difference = format_difference(values, [run[metric] for run in baseline]) if baseline else ""
+            cells.append(f"{mean(values):.4f} | {difference}")
+        baseline = baseline or runs
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,8 @@ def test_a_student_is_used_without_its_teacher_and_resumed_with_the_same_one_onl
     scores = json.loads(Path("scores/metrics.json").read_text())
     own = json.loads((run / "evaluation" / "test" / "metrics.json").read_text())
     assert scores == pytest.approx(own, abs=1e-4)
+    assert vlm(["evaluate", "-c", best(run), "task.teacher.weight=0.3"]) == 2
+    assert "task.teacher.weight" in capsys.readouterr().err  # an override without effect
     assert vlm(["export", "plain", "-c", best(run), "--to", "safetensors"]) == 0
     assert vlm(["info", "-c", best(run)]) == 0
     capsys.readouterr()

@@ -56,7 +56,7 @@ class Teacher:
         self,
         *,
         path: str | None = None,
-        temperature: Annotated[float, Range(above=0)] = 2.0,
+        temperature: Annotated[float, Range(above=0)] = 1.0,
         weight: Annotated[float, Range(above=0, high=1)] = 0.5,
         beta: Annotated[float, Range(0, 1)] = 0.0,
         top_k: Count | None = None,
