@@ -58,8 +58,12 @@ CHANGING = {
         "data.augment changes images in every epoch (min_scale",
     ),
     "mixup": ("classification", [*PLAIN, "data.train_samples=40", "task.mixup=0.2"], "task.mixup mixes other images"),
-    "windows": ("language_modeling", ["data.train_samples=null", "task.teacher.top_k=5"], "fix them with data.train_s"),
-    "fresh scenes": ("captioning", ["task.teacher.top_k=5"], "these data are new in every epoch"),
+    "windows": (
+        "language_modeling",
+        ["data.train_samples=null", "task.teacher.top_k=5"],
+        "or fix them with data.train_samples=N",
+    ),
+    "fresh scenes": ("captioning", ["task.teacher.top_k=5"], "other samples are read in every epoch"),
 }
 
 
