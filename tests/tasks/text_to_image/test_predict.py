@@ -44,7 +44,7 @@ def same(one: Image.Image, other: Image.Image) -> bool:
 
 def test_pictures_are_the_sampled_tokens_of_the_codebook() -> None:
     made = drawer()
-    context, empty = (encode_descriptions(made.model, made._rows(texts)) for texts in (TEXTS, [""]))
+    context, empty = (encode_descriptions(made.model, made.rows(texts)) for texts in (TEXTS, [""]))
     options = ImageSampling(sampling=Sampling(temperature=0.5, top_k=4), guidance=3, seed=7)
     ids = [f"{text} 0" for text in TEXTS]
     tokens = sample_image_tokens(made.model.decoder, context, options, empty=empty, ids=ids)

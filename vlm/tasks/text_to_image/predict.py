@@ -88,7 +88,7 @@ class ImageDrawer(BatchPredictor[str, str, list[Image.Image], DrawingOptions], T
             raise UserError(
                 f"the checkpoint's images have {grids[0]} tokens, its model {grids[1]}; use another checkpoint"
             )
-        context = encode_descriptions(self.model, self._rows([""]))
+        context = encode_descriptions(self.model, self.rows([""]))
         begin = torch.tensor([[self.model.decoder.begin_id]], device=self.device)
         check_outputs(self.model.head(self.model.decoder(begin, None, context)), len(self.codebook), "codes")
 
@@ -101,14 +101,15 @@ class ImageDrawer(BatchPredictor[str, str, list[Image.Image], DrawingOptions], T
     @torch.inference_mode()
     def predict(self, batch: Sequence[str], options: DrawingOptions) -> Iterator[list[Image.Image]]:
         sampling, results = options.resolve(self.drawing), options.results
-        context, empty = (encode_descriptions(self.model, self._rows(texts)) for texts in (batch, [""]))
+        context, empty = (encode_descriptions(self.model, self.rows(texts)) for texts in (batch, [""]))
         rows = torch.arange(len(batch), device=self.device).repeat_interleave(results)
         ids = [f"{text} {number}" for text in batch for number in range(results)]
         tokens = sample_image_tokens(self.model.decoder, context.rows(rows), sampling, empty=empty, ids=ids)
         images = list(map(to_image, self.codebook.decode(tokens)))
         yield from (images[at : at + results] for at in range(0, len(images), results))
 
-    def _rows(self, texts: Sequence[str]) -> InputRows:
+    def rows(self, texts: Sequence[str]) -> InputRows:
+        """Encodes texts as rows on the model's device."""
         return self.encode_rows([[encode_text(self.tokenizer, self.max_len, text)] for text in texts])
 
     def answer(self, result: list[Image.Image], options: DrawingOptions) -> Image.Image | list[Image.Image]:
