@@ -55,7 +55,7 @@ def test_the_codebook_depends_on_the_data_and_the_seed_and_is_stored(tmp_path: P
     assert torch.equal(field.learned.codes, again.image_field.learned.codes) and len(field.learned) == 64
     stored = task.description()
     assert stored["codebook"] == field.learned.state()
-    assert stored["drawing"] == {"temperature": 0.7, "guidance": 2.0}
+    assert stored["drawing"] == {"temperature": 0.85, "guidance": 2.0}
     other, _ = built(f"runs={tmp_path}", "seed=4")
     assert not torch.equal(field.learned.codes, other.image_field.learned.codes)
     few, _ = built(f"runs={tmp_path}", "task.fields.images.num_codes=4096")  # more than there are different patches
