@@ -41,15 +41,11 @@ from vlm.training.step.losses import Term, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
-# Finds captions in pictures: one of each, or all that are true.
+# Finds the captions of pictures, the likeliest first.
 Judge = Callable[[Sequence[Image.Image]], list[list[str]]]
 CAPTIONER, PIXELS = "captioner_match", "pixel_match"  # metrics of the two judges
-BEAMS, LIKELY = (
-    8,
-    0.2,
-)  # captions that the captioner judges by, and how likely each is at least, relative to the best one
-
-
+BEAMS = 8  # captions of a picture by the captioner
+LIKELY = 0.2  # probability of a caption relative to the likeliest one, from which it is found in the picture
 SAMPLE_CAPTIONER = "data/sample/captioner.ckpt"  # of the repository, which an installed package lacks
 
 
@@ -96,7 +92,7 @@ class TextToImageTask(Task):
     """Trains by next-token prediction of image tokens (Ramesh et al. 2021); validates on sampled pictures.
 
     Two judges look for the caption in each picture: a captioner, and for drawn scenes a program that reads objects and
-    relations from the pixels. A picture is sampled by (data seed, sample), so that an evaluation can be repeated.
+    relations from the pixels. A picture is sampled by the sample's id, so that an evaluation can be repeated.
 
     Args:
         model, options: As in Task; fields are images, and text.
