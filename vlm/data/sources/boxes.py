@@ -197,8 +197,10 @@ class BoxTable(BoxSource):
 def _read_number(value: Any, name: str) -> float:
     try:
         return float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError):
         raise RowError(f"{name} is {excerpt(str(value))}, which is not a number") from None
+    except OverflowError:
+        raise RowError(f"{name} is {excerpt(str(value))}, which is too large") from None
 
 
 class CocoBoxes(BoxSource):
