@@ -178,7 +178,7 @@ def find_function(name: str, arguments: Collection[str]) -> Callable[..., Any]:
     function = find(name)
     try:
         inspect.signature(function).bind(**dict.fromkeys(arguments))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a function of C without a signature
         needed, short = ", ".join(arguments), name.rpartition(".")[2]
         raise UserError(
             f"{name} cannot be called with {needed} ({error}); define it as def {short}({needed})"

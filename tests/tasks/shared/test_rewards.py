@@ -130,8 +130,8 @@ def test_a_function_of_the_user_gets_texts_references_prompts_and_ids(module) ->
         ("return [1, 2, float('nan'), 4]", "row r1, text 'ccc': returned nan; return a finite number"),
         ("return [1, float('inf'), 3, 4]", "row r0, text 'bb': returned inf; return a finite number"),
         ("return [1, 2, 3]", "row r0, text 'a': returned 3 numbers for 4 texts; return one per text"),
-        ("return 1", "row r0, text 'a': returned a int that is not a list of numbers; return one per text"),
-        ("return ['good'] * 4", "returned a list that is not a list of numbers; return one per text"),
+        ("return 1", "row r0, text 'a': returned int, not one number per text; return a list of numbers"),
+        ("return ['good'] * 4", "returned list, not one number per text; return a list of numbers"),
         ("assert len(texts) < 4; return [0] * len(texts)", "raised AssertionError for a batch of 4 texts"),
     ],
 )

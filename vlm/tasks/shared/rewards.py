@@ -194,7 +194,7 @@ class FunctionReward:
         try:
             values = np.asarray([float(value) for value in returned])
         except (TypeError, ValueError):
-            what = f"returned a {type(returned).__name__} that is not a list of numbers; return one per text"
+            what = f"returned {type(returned).__name__}, not one number per text; return a list of numbers"
             raise self._error(rows[0], what) from None
         if len(values) != len(rows):
             raise self._error(rows[0], f"returned {len(values)} numbers for {len(rows)} texts; return one per text")
