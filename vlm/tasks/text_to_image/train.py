@@ -30,6 +30,7 @@ from vlm.inference.writing import Text
 from vlm.models.context import Context
 from vlm.models.flop import Work
 from vlm.models.image_decoder import TextToImage
+from vlm.nn.device import widest_float
 from vlm.nn.step.replay import StepperPool
 from vlm.randomness import key
 from vlm.tasks.captioning.predict import Captioner
@@ -233,7 +234,7 @@ class TextToImageTask(Task):
 
     def evaluation_results(self, split: str, loss: float, *, final: bool) -> dict[str, float]:
         del self.pool  # frees the memory of recorded steps
-        squares = torch.tensor(self._squares, dtype=torch.float64)
+        squares = torch.tensor(self._squares, dtype=widest_float(self.device), device=self.device)
         total, count = self.sum_over_ranks(squares).tolist()
         results = self.metric.compute()
         results |= {"codebook_error": (total / count) ** 0.5} if count else {}
