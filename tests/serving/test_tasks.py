@@ -71,7 +71,7 @@ WRONG_OPTIONS = [
     ({"max_tokens": 10**6}, "max_tokens|room"),
     ({"beam": 1000}, "beam|exceed the maximum|top-k"),
     ({"seed": 10**30}, "seed"),
-    ({"temperature": 0.5, "sample": False}, "temperature"),
+    ({"temperature": 0.5, "sample": False}, "temperature|sample"),
 ]
 # Each task has every third option, and each option every third task; all pairs are tried nightly.
 PAIRS = [
