@@ -226,6 +226,7 @@ DATA = {
     "captioning_flickr8k_languages": [FLICKR8K, "data.languages_root=flickr8k"],
     "contrastive_flickr8k_minilm": [FLICKR8K, *BERT_SIZES],
     **{key: [FLICKR8K] for key in ("captioning_flickr8k", "contrastive_flickr8k")},
+    "detection_cpu": [],
     "drawn_lines": [],
     "easy_vqa": ["data.root=texts/easy_vqa"],
     "flowers": ["data.root=flowers"],
