@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from vlm.nn.device import has_bfloat16
 from vlm.training.step.optim import Constant, Muon, Optimization, orthogonalize, parameter_groups
 
 
@@ -17,13 +18,44 @@ def test_orthogonalized_is_near_the_polar_factor(shape, dtype):
     u, s, v = torch.linalg.svd(matrices, full_matrices=False)
     found = orthogonalize(matrices, 5, dtype)
     assert found.dtype == torch.float32
-    assert (dtype == torch.float32) == torch.equal(found, orthogonalize(matrices, 5))
     torch.testing.assert_close(torch.linalg.svdvals(found), torch.ones_like(s), rtol=0, atol=0.4)
     cosine = (found * (u @ v)).sum((1, 2)) / found.norm(dim=(1, 2)) / (u @ v).norm(dim=(1, 2))
     assert cosine.min() > 0.95
 
 
-@pytest.mark.parametrize(("bfloat16", "fast"), [(False, True), (True, False), (True, True)])
+def iterate_quintic(matrix, iterations):
+    """Jordan et al. (2024), in float64 and by singular values: (rows, columns) -> the same."""
+    u, values, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    values = values / values.norm()
+    for _ in range(iterations):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return u @ values.diag() @ v
+
+
+@pytest.mark.parametrize(("last", "bound"), [(None, 2e-3), (torch.bfloat16, 0.03)], ids=["float32", "last bfloat16"])
+@pytest.mark.parametrize("rank", [3, 96])
+@pytest.mark.parametrize("shape", [(96, 384), (384, 96), (96, 96), (1, 40)], ids=str)
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_the_quintic_is_iterated_as_published(shape, rank, last, bound, iterations):
+    """Through Gram matrices and directly; gradients of low rank, whose zeros are amplified most, too."""
+    count = min(*shape, rank)
+    values = torch.logspace(0, -3, count)
+    matrix = torch.randn(shape[0], count) @ values.diag() @ torch.randn(count, shape[1])
+    expected = iterate_quintic(matrix, iterations)
+    found = orthogonalize(matrix[None], iterations, None, last)[0]
+    assert (found - expected).norm() < bound * expected.norm()
+
+
+def test_products_of_reduced_precision_avoid_gram_matrices(monkeypatch):
+    """Rounding of Gram matrices to 10 bits would be amplified."""
+    matrix = torch.randn(1, 32, 128)
+    direct = orthogonalize(matrix, 5, torch.float32)
+    assert not torch.equal(orthogonalize(matrix, 5), direct)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert torch.equal(orthogonalize(matrix, 5), direct)
+
+
+@pytest.mark.parametrize(("bfloat16", "fast"), [(False, False), (False, True), (True, False), (True, True)])
 def test_products_are_in_sixteen_bits_where_that_is_asked_for_and_faster(bfloat16, fast, monkeypatch):
     monkeypatch.setattr("vlm.training.step.optim.has_bfloat16", lambda device: fast)
     layer = nn.Linear(8, 6, bias=False)
@@ -32,7 +64,8 @@ def test_products_are_in_sixteen_bits_where_that_is_asked_for_and_faster(bfloat1
     before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(6, 8)
     optimizer.step()
     nesterov = layer.weight.grad * (0.05 + 0.95 * 0.05)
-    update = orthogonalize(nesterov[None], 5, torch.bfloat16 if bfloat16 and fast else None)[0]
+    low = torch.bfloat16 if fast else None
+    update = orthogonalize(nesterov[None], 5, low if bfloat16 else None, low)[0]
     torch.testing.assert_close(layer.weight.detach(), before - 0.01 * 0.2 * 8**0.5 * update, rtol=0, atol=1e-6)
 
 
@@ -43,7 +76,8 @@ def test_a_matrix_moves_by_the_orthogonal_nesterov_momentum():
     for _ in range(3):
         before, layer.weight.grad = layer.weight.detach().clone(), torch.randn(3, 5)
         momentum = 0.9 * momentum + 0.1 * layer.weight.grad
-        update = orthogonalize((0.1 * layer.weight.grad + 0.9 * momentum)[None], 5)[0]
+        low = torch.bfloat16 if has_bfloat16("cpu") else None
+        update = orthogonalize((0.1 * layer.weight.grad + 0.9 * momentum)[None], 5, last=low)[0]
         optimizer.step()
         expected = before * (1 - 0.01 * 0.1) - 0.01 * 0.2 * 5**0.5 * update
         torch.testing.assert_close(layer.weight.detach(), expected)

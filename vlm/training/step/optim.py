@@ -18,6 +18,10 @@ from vlm.nn.device import has_bfloat16
 # Coefficients of the quintic that, iterated, drives every singular value towards 1 (Jordan et al. 2024). It is steep at
 # zero, and leaves values between about 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+# Last iterations that tolerate products in bfloat16: earlier ones would amplify its rounding.
+LOW_ITERATIONS = 2
+# Matrices that are at least this many times as wide as high are iterated through their Gram matrices.
+GRAM_RATIO = 1.5
 ParameterGroup: TypeAlias = dict[str, Any]  # parameters and their options, as torch's optimisers take them
 
 
@@ -33,8 +37,9 @@ class Muon(Optimizer):
         betas, eps: AdamW's, for all other parameters.
         weight_decay: Decoupled decay, relative to lr.
         iterations: Newton-Schulz iterations.
-        bfloat16: Whether their products are in bfloat16, as in Jordan et al., if the device is faster in it. The
+        bfloat16: Whether all their products are in bfloat16, as in Jordan et al., if the device is faster in it. The
             iterations amplify its rounding: in a gradient of low rank, the contribution of rare samples is lost.
+            Otherwise only products of the last two iterations are, which changes an update by about 1%.
     """
 
     def __init__(
@@ -74,13 +79,13 @@ class Muon(Optimizer):
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        products = torch.bfloat16 if self.bfloat16 and has_bfloat16(params[0].device) else None
+        low = torch.bfloat16 if has_bfloat16(params[0].device) else None
         shapes: dict[torch.Size, list[int]] = {}
         for place, p in enumerate(params):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
             stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            orthogonal = orthogonalize(stacked, group["iterations"], products)
+            orthogonal = orthogonalize(stacked, group["iterations"], low if self.bfloat16 else None, low)
             scale = 0.2 * max(orthogonal.shape[1:]) ** 0.5
             for place, update in zip(places, orthogonal, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
@@ -98,11 +103,14 @@ class Muon(Optimizer):
             p.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - first ** state["step"]))
 
 
-def orthogonalize(matrices: Tensor, iterations: int, products: torch.dtype | None = None) -> Tensor:
+def orthogonalize(
+    matrices: Tensor, iterations: int, products: torch.dtype | None = None, last: torch.dtype | None = None
+) -> Tensor:
     """Returns approximately the nearest matrices with orthonormal rows or columns: U V' of the SVD U S V'.
 
     Args:
-        products: dtype of the products; None for that of the matrices.
+        products: dtype of all products; None for that of the matrices.
+        last: dtype of products of the last iterations, where rounding is no longer amplified; None for `products`.
     Shapes:
         matrices (count, rows, columns) -> the same
     """
@@ -110,10 +118,38 @@ def orthogonalize(matrices: Tensor, iterations: int, products: torch.dtype | Non
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(products or matrices.dtype)
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    exact = products is None and torch.get_float32_matmul_precision() == "highest"
+    if exact and x.shape[2] >= GRAM_RATIO * x.shape[1]:
+        x = _iterate_gram_matrices(x, iterations, last)
+    else:
+        for iteration in range(iterations):
+            if last is not None and iteration == iterations - LOW_ITERATIONS:
+                x = x.to(last)
+            gram = x @ x.mT
+            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
+
+
+def _iterate_gram_matrices(x: Tensor, iterations: int, last: torch.dtype | None) -> Tensor:
+    """The same iterations as products of small matrices: each multiplies x by a polynomial of its Gram matrix.
+
+    An iteration takes four products of squares of the rows, instead of two products with x and one of squares. The
+    product of the polynomials is kept in float32, since it amplifies zero singular values most (3.4445 ** iterations).
+
+    Shapes:
+        x (count, rows, columns) -> the same
+    """
+    a, b, c = COEFFICIENTS
+    gram, product = x @ x.mT, None
+    for iteration in range(iterations):
+        if last is not None and iteration == iterations - LOW_ITERATIONS:
+            gram = gram.to(last)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        polynomial.diagonal(dim1=1, dim2=2).add_(a)
+        product = polynomial.to(x.dtype) if product is None else polynomial.to(x.dtype) @ product
+        if iteration < iterations - 1:
+            gram = polynomial @ (gram @ polynomial)
+    return x if product is None else product @ x
 
 
 LIMITS = ("limit_train_batches", "max_epochs", "max_steps", "accumulate_grad_batches")  # they decide a run's steps
