@@ -78,14 +78,16 @@ class Muon(Optimizer):
         gradients = [p.grad for p in params if p.grad is not None]
         momenta = [self.state[p]["momentum"] for p in params]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
         low = torch.bfloat16 if has_bfloat16(params[0].device) else None
         shapes: dict[torch.Size, list[int]] = {}
         for place, p in enumerate(params):
             shapes.setdefault(p.shape, []).append(place)
         for shape, places in shapes.items():  # matrices of one shape share their products
-            stacked = torch.stack([updates[place] for place in places]).flatten(2)  # (count, rows, columns)
-            orthogonal = orthogonalize(stacked, group["iterations"], low if self.bfloat16 else None, low)
+            updates = torch.empty(len(places), *shape, dtype=params[0].dtype, device=params[0].device)
+            for place, update in zip(places, updates, strict=True):
+                torch.lerp(gradients[place], momenta[place], group["momentum"], out=update)
+            matrices = updates.flatten(2)  # (count, rows, columns)
+            orthogonal = orthogonalize(matrices, group["iterations"], low if self.bfloat16 else None, low)
             scale = 0.2 * max(orthogonal.shape[1:]) ** 0.5
             for place, update in zip(places, orthogonal, strict=True):
                 params[place].add_(update.view(shape), alpha=-group["lr"] * scale)
@@ -115,41 +117,49 @@ def orthogonalize(
         matrices (count, rows, columns) -> the same
     """
     a, b, c = COEFFICIENTS
-    tall = matrices.shape[1] > matrices.shape[2]
+    rows, columns = matrices.shape[1:]
+    tall = rows > columns
+    dtype = products or matrices.dtype
+    exact = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if exact and max(rows, columns) >= GRAM_RATIO * min(rows, columns):
+        if tall:
+            return matrices @ _compute_factor(matrices.mT @ matrices, iterations, last).mT
+        return _compute_factor(matrices @ matrices.mT, iterations, last) @ matrices
     x = matrices.mT if tall else matrices
-    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(products or matrices.dtype)
-    exact = products is None and torch.get_float32_matmul_precision() == "highest"
-    if exact and x.shape[2] >= GRAM_RATIO * x.shape[1]:
-        x = _iterate_gram_matrices(x, iterations, last)
-    else:
-        for iteration in range(iterations):
-            if last is not None and iteration == iterations - LOW_ITERATIONS:
-                x = x.to(last)
-            gram = x @ x.mT
-            x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)).to(dtype)
+    for iteration in range(iterations):
+        if last is not None and iteration == iterations - LOW_ITERATIONS:
+            x = x.to(last)
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-def _iterate_gram_matrices(x: Tensor, iterations: int, last: torch.dtype | None) -> Tensor:
-    """The same iterations as products of small matrices: each multiplies x by a polynomial of its Gram matrix.
+def _compute_factor(gram: Tensor, iterations: int, last: torch.dtype | None) -> Tensor:
+    """Returns the product of the polynomials by which the iterations multiply a matrix X from the left.
 
-    An iteration takes four products of squares of the rows, instead of two products with x and one of squares. The
-    product of the polynomials is kept in float32, since it amplifies zero singular values most (3.4445 ** iterations).
+    An iteration takes four products of small squares, instead of two products with the wide X and one of squares. The
+    factor stays in float32, since zero singular values are amplified most (3.4445 ** iterations). Rounded polynomials
+    do not commute, so from the right the factor is multiplied transposed.
 
+    Args:
+        gram: X X', whose traces are the squared norms of X.
     Shapes:
-        x (count, rows, columns) -> the same
+        gram (count, size, size) -> the same
     """
     a, b, c = COEFFICIENTS
-    gram, product = x @ x.mT, None
+    dtype = gram.dtype
+    square = gram.diagonal(dim1=1, dim2=2).sum(1)[:, None, None].clamp(min=1e-24)
+    gram, factor = gram / square, square.rsqrt()
     for iteration in range(iterations):
         if last is not None and iteration == iterations - LOW_ITERATIONS:
             gram = gram.to(last)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         polynomial.diagonal(dim1=1, dim2=2).add_(a)
-        product = polynomial.to(x.dtype) if product is None else polynomial.to(x.dtype) @ product
+        factor = polynomial.to(dtype) @ factor if iteration else polynomial * factor
         if iteration < iterations - 1:
             gram = polynomial @ (gram @ polynomial)
-    return x if product is None else product @ x
+    return factor
 
 
 LIMITS = ("limit_train_batches", "max_epochs", "max_steps", "accumulate_grad_batches")  # they decide a run's steps
