@@ -39,7 +39,7 @@ class Muon(Optimizer):
         iterations: Newton-Schulz iterations.
         bfloat16: Whether all their products are in bfloat16, as in Jordan et al., if the device is faster in it. The
             iterations amplify its rounding: in a gradient of low rank, the contribution of rare samples is lost.
-            Otherwise only products of the last two iterations are, which changes an update by about 1%.
+            Otherwise only products of the last two iterations are, which changes an update by 1 to 2%.
     """
 
     def __init__(
