@@ -150,6 +150,10 @@ def test_a_captioner_must_be_one(
         ("task.temperature=-1", "task.temperature: -1 is out of range"),
         ("task.fields.text.dropped=2", "task.fields.text.dropped: 2 is out of range"),
         ("data.cache_features=true", "data.cache_features: the encoder reads texts"),
+        (
+            "data.augment={_target_: vlm.data.images.augment.Augment, image_size: 64}",
+            "data.augment: pictures are learned as they are",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named_before_training(override: str, message: str) -> None:

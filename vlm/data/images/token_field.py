@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlm.data.batch import Tensors
 from vlm.data.fields import AugmentKey, ImageField
+from vlm.data.images.augment import Augment
 from vlm.data.images.codebook import MAX_CODES, PatchCodebook, check_patches
 from vlm.data.images.image import ImageError, Preprocess
 from vlm.data.records import Record, Source, Split
@@ -34,15 +35,16 @@ class ImageTokenField(ImageField):
     """The image of a record as tokens of a `PatchCodebook`, which is learned from training images.
 
     Args:
-        preprocess: Preprocessing of the images, which are not augmented; pixels are not normalised.
+        preprocess: Preprocessing of the images; pixels are not normalised.
         patch_size: Side of a patch in pixels, which must divide the images' sides.
         num_codes: Maximum number of codes; the codebook has fewer if there are fewer different patches.
         codebook_images: Number of training images that the codebook is learned from, evenly spread over the split.
+        augment: None, because pictures are learned as they are.
         cache_images: As in ImageField.
     Shapes:
         ImageTokens of tokens (B, L)
     Raises:
-        UserError: The patches do not fit into the images.
+        UserError: The patches do not fit into the images, or images are to be augmented.
     """
 
     codebook: PatchCodebook | None = None
@@ -54,8 +56,11 @@ class ImageTokenField(ImageField):
         patch_size: Count = 8,
         num_codes: Annotated[int, Range(2, MAX_CODES)] = 4096,
         codebook_images: Count = 6000,
+        augment: Augment | None = None,
         cache_images: bool = False,
     ) -> None:
+        if augment is not None:
+            raise UserError("data.augment: pictures are learned as they are; set data.augment=null")
         check_patches(patch_size, preprocess.image_size)
         super().__init__(preprocess=preprocess, cache_images=cache_images)
         self.patch_size, self.num_codes, self.codebook_images = patch_size, num_codes, codebook_images
