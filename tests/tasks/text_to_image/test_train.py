@@ -152,7 +152,7 @@ def test_a_captioner_must_be_one(
         ("data.cache_features=true", "data.cache_features: the encoder reads texts"),
         (
             "data.augment={_target_: vlm.data.images.augment.Augment, image_size: 64}",
-            "data.augment: pictures are learned as they are",
+            "data.augment: is not supported for images that become",
         ),
     ],
 )

@@ -60,7 +60,7 @@ class ImageTokenField(ImageField):
         cache_images: bool = False,
     ) -> None:
         if augment is not None:
-            raise UserError("data.augment: pictures are learned as they are; set data.augment=null")
+            raise UserError("data.augment: is not supported for images that become tokens; set it to null")
         check_patches(patch_size, preprocess.image_size)
         super().__init__(preprocess=preprocess, cache_images=cache_images)
         self.patch_size, self.num_codes, self.codebook_images = patch_size, num_codes, codebook_images

@@ -116,7 +116,7 @@ def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -
         *out_of_bounds(config),
         *size_faults(nodes, ""),
         *patch_faults(config),
-        *square_faults(config),
+        *augment_faults(config),
         *(
             f"{key}: {describe_mismatch(value, str | None)}"
             for key, value in walk(config["model"], "model")
@@ -237,13 +237,15 @@ def patch_faults(config: Config) -> list[str]:
     ]
 
 
-def square_faults(config: Config) -> list[str]:
-    """Returns an error if images that are cut into squares are augmented."""
-    fields = config["task"]["fields"].values()
-    if not any(field.get("augment") and (field.get("preprocess") or {}).get("tiles") for field in fields):
-        return []
-    what = "data.augment: is not supported for images that are cut into squares"
-    return [f"{what}; set it to null, or data.preprocess.tiles to false"]
+def augment_faults(config: Config) -> list[str]:
+    """Returns an error if images are augmented that are cut into squares or become tokens of a codebook."""
+    augmented = [field for field in config["task"]["fields"].values() if field.get("augment")]
+    what = "data.augment: is not supported for images that"
+    if any((field.get("preprocess") or {}).get("tiles") for field in augmented):
+        return [f"{what} are cut into squares; set it to null, or data.preprocess.tiles to false"]
+    if any(field["_target_"].endswith(".ImageTokenField") for field in augmented):
+        return [f"{what} become tokens; set it to null"]
+    return []
 
 
 def list_integers(size: Value) -> list[int]:
