@@ -119,7 +119,7 @@ def test_a_trace_does_not_take_the_place_of_the_results(vlm, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("task", COMMANDS)
+@pytest.mark.parametrize("task", [task for task in COMMANDS if task != "text_to_image"])  # its --out is a folder
 def test_a_full_disk_under_out_is_a_line_and_status_1(task, vlm, story):
     status, _, err = vlm(task, *COMMANDS[task], "--out", "/dev/full")
     assert status == 1 and len(err) == 1

@@ -26,15 +26,18 @@ from vlm.models.encoder_decoder import (
     VisionLanguageModel,
 )
 from vlm.models.heads import VocabularyHead
+from vlm.models.image_decoder import ImageTokenDecoder, TextToImage
 from vlm.models.neural_lm import NeuralLanguageModel
 from vlm.models.recurrent import BahdanauDecoder, Bridge, RecurrentDecoder, RecurrentEncoder, ShowAttendTellDecoder
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import SeveralImages, ViT
+from vlm.nn.grid_position import WrittenGridPositions
 from vlm.training.step.losses import token_loss
 
 V, D, MAX_LEN = 31, 24, 20
 TOKENS = torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(0))
+CELLS = torch.randint(V - 1, (2, 12), generator=torch.Generator().manual_seed(0))  # tokens of images of 3 x 4 cells
 SEGMENTS = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1, 1, 1, 2, 2, 2, 3, 3, 3]])
 
 
@@ -45,6 +48,11 @@ def vit(**options):
 def decoder(context_dim=D, **options):
     sizes = {"vocab_size": V, "max_len": MAX_LEN, "dim": D, "depth": 2, "num_heads": 3}
     return Decoder(**sizes, context_dim=context_dim, **options)
+
+
+def image_tokens():
+    positions = WrittenGridPositions(dim=D, head_dim=8, image_size=(12, 16), patch_size=4)
+    return ImageTokenDecoder(num_codes=V - 1, positions=positions, dim=D, depth=2, num_heads=3, context_dim=D)
 
 
 def text_encoder(**options):
@@ -93,6 +101,8 @@ BUILDERS = {
         lambda: TextToText(encoder=text_encoder(), decoder=decoder()),
         lambda: TextToText(encoder=recurrent_encoder()(), decoder=recurrent(RecurrentDecoder, source="both")()),
     ],
+    "ImageTokenDecoder": [image_tokens],
+    "TextToImage": [lambda: TextToImage(encoder=text_encoder(), decoder=image_tokens())],
     "TextAndImageToText": [lambda: TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())],
     "SeveralImages": [lambda: SeveralImages(encoder=vit(), dim=D, count=2)],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
@@ -141,6 +151,10 @@ def output(model):
         return model.parts(torch.randn(V, D)).logits(torch.randn(2, 5, D))
     if isinstance(model, MaskedLanguageModel):
         return model.head.logits(model(TOKENS, SEGMENTS, None, torch.arange(4)))
+    if isinstance(model, ImageTokenDecoder):
+        return model.head(model(model.shift(CELLS), None, Context(torch.randn(2, 7, D))))
+    if isinstance(model, TextToImage):
+        return model(TOKENS, CELLS, SEGMENTS)
     if isinstance(model, TextDecoder):
         context = Context(torch.randn(2, 7, D)) if model.takes_context else None
         return model.head(model(TOKENS, SEGMENTS, context))
