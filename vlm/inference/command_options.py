@@ -18,7 +18,10 @@ from vlm.inference.options import (
     Prompt,
     Question,
     SamplingOptions,
+    Temperature,
     Top,
+    TopK,
+    TopP,
     WritingOptions,
 )
 from vlm.inference.structured import GrammarOptions
@@ -98,12 +101,9 @@ class DrawingOptions(Options):
     """Options of drawing pictures; None means the checkpoint's value."""
 
     results: Annotated[int, Option("Number of pictures per text.", least=1, most=MAX_PICTURES)] = 1
-    temperature: Annotated[
-        float | None,
-        Option("Divides logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
-    ] = None
-    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
-    top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
     guidance: Annotated[
         float | None, Option("Weight of the text in each token; 1 is no guidance. By default the checkpoint's.")
     ] = None

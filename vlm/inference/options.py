@@ -283,6 +283,13 @@ SAMPLING_NAMES = ("temperature", "top_k", "top_p", "min_p")
 SEARCH_NAMES = ("early_stopping", "end_counts", "forced_end")  # what a checkpoint may state in addition to options
 
 
+Temperature = Annotated[
+    float | None, Option("Divides logits; below 1 it favours probable tokens. By default the checkpoint's, else 1.")
+]
+TopK = Annotated[int | None, Option("Sample from the k most probable tokens.")]
+TopP = Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")]
+
+
 @dataclass(kw_only=True)
 class SamplingOptions:
     """Options of generation token by token; None means the checkpoint's value, else the one in `DEFAULTS`."""
@@ -299,12 +306,9 @@ class SamplingOptions:
         bool | None,
         Option("Sample tokens, or take the most probable; language models sample by default.", ("--sample/--greedy",)),
     ] = None
-    temperature: Annotated[
-        float | None,
-        Option("Divides logits; below 1 it favours probable tokens. By default the checkpoint's, else 1."),
-    ] = None
-    top_k: Annotated[int | None, Option("Sample from the k most probable tokens.")] = None
-    top_p: Annotated[float | None, Option("Sample from the most probable tokens with this total probability.")] = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
     min_p: Annotated[
         float | None, Option("Sample from tokens with at least this fraction of the highest probability.")
     ] = None
