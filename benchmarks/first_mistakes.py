@@ -23,7 +23,7 @@ MISTAKES = {  # the command line, and what its message says
     "train data=captions": "data.root: missing",
     "train model.encoder.num_heads=5": "does not divide dim",
     "train task=classification data=captions": "reads label",
-    "caption photo.jpg --beems 3": "No such option: --beems",
+    "caption photo.jpg --beems 3": "No such option '--beems'",
     "caption photo.jpg -c nosuch": "nosuch: no such checkpoint",
     f"caption nosuch.jpg -c {CHECKPOINT}": "nosuch.jpg: No such file",
     "bench optim.lrr=1": "did you mean lr?",
