@@ -228,6 +228,7 @@ DATA = {
     **{key: [FLICKR8K] for key in ("captioning_flickr8k", "contrastive_flickr8k")},
     "detection_cpu": [],
     "drawn_lines": [],
+    "text_to_image_cpu": [],
     "easy_vqa": ["data.root=texts/easy_vqa"],
     "flowers": ["data.root=flowers"],
     "tagging_small": ["data.path=texts/en_ewt-ud-train.conllu"],
