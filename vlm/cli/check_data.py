@@ -65,9 +65,11 @@ def _draw(record: Record) -> Image.Image:
     """The image of a record, with its boxes if it has some."""
     if "boxes" not in record:
         return record.image()
-    from vlm.tasks.detection.pictures import draw_true_objects
+    from vlm.tasks.detection.pictures import draw_objects
+    from vlm.tasks.detection.predict import DetectedObject
 
-    return draw_true_objects(record.image(), record["boxes"], longest=page.THUMBNAIL)
+    objects = [DetectedObject(item.label, 1.0, item.box) for item in record["boxes"].boxes]
+    return draw_objects(record.image(), objects, with_scores=False, longest=page.THUMBNAIL)
 
 
 def _render_faults(faults: Faults) -> str:

@@ -4,7 +4,7 @@ The logits of both models, and their log-probabilities, are never stored for all
 chunk, and again in the backward pass.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -78,26 +78,18 @@ def vocabulary_divergence(
         hidden (T, D), weight (V, D), bias (V,) or None -> ()
     """
     rows = max(1, chunk_size(weight) // COPIES)
+
+    def compute(part: Tensor, theirs: TeacherStates | Predictions) -> Tensor:
+        predictions = predict(theirs, temperature) if isinstance(theirs, TeacherStates) else theirs
+        return divergence(F.linear(part, weight, bias), predictions, temperature=temperature, beta=beta).sum()
+
     total = torch.zeros((), device=hidden.device)
     for part, theirs in zip(hidden.split(rows), teacher.split(rows), strict=True):
-        arguments: Any = (part, weight, bias, theirs, temperature, beta)
         if len(hidden) <= rows or not torch.is_grad_enabled():
-            total = total + _chunk_divergence(*arguments)
+            total = total + compute(part, theirs)
         else:
-            total = total + checkpoint(_chunk_divergence, *arguments, use_reentrant=False)
+            total = total + checkpoint(compute, part, theirs, use_reentrant=False)
     return total
-
-
-def _chunk_divergence(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    teacher: TeacherStates | Predictions,
-    temperature: float,
-    beta: float,
-) -> Tensor:
-    predictions = predict(teacher, temperature) if isinstance(teacher, TeacherStates) else teacher
-    return divergence(F.linear(hidden, weight, bias), predictions, temperature=temperature, beta=beta).sum()
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from vlm.tasks.language_modeling.predict import Continuation, TextGenerator, str
 from vlm.tasks.masked_language_modeling.predict import FilledText
 from vlm.tasks.span_answering.predict import SpanAnswer as Span
 from vlm.tasks.tagging.predict import TaggedWord
-from vlm.tasks.text_to_image.predict import encode_png
+from vlm.tasks.text_to_image.predict import encode_png, enlarge
 
 HEATMAP_SIZE = 48  # pixels of a heatmap's side; the browser scales it to the photo
 HEATMAP_COLOR = (255, 190, 80)
@@ -158,11 +158,8 @@ def render_objects(photo: Image.Image, objects: Sequence[DetectedObject]) -> str
 
 def render_pictures(pictures: Sequence[Image.Image], text: str) -> str:
     """Returns drawn pictures, enlarged if they are small."""
-    parts = []
-    for picture in pictures:
-        factor = max(1, PICTURE_SIZE // max(picture.size))
-        enlarged = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-        parts.append(f'<img src="{data_uri(encode_png(enlarged), "png")}" alt="{escape(text, quote=True)}">')
+    files = [data_uri(encode_png(enlarge(picture, PICTURE_SIZE)), "png") for picture in pictures]
+    parts = [f'<img src="{file}" alt="{escape(text, quote=True)}">' for file in files]
     return f'<div class="v-photo">{"".join(parts)}</div>'
 
 

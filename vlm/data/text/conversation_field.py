@@ -174,8 +174,8 @@ class ConversationField(QuestionField):
         if not self.compares:
             return CaptionRow([every[at] for at in chosen])
         last = [*dict.fromkeys(select_last_questions(record["questions"]))]  # as the rows
-        asked = select_turns(record["questions"], [last[at] for at in chosen])
-        return CaptionRow([every[at] for at in chosen], asked)
+        questions = select_turns(record["questions"], [last[at] for at in chosen])
+        return CaptionRow([every[at] for at in chosen], questions)
 
     def _row(self, record: Record) -> list[Any]:
         rows = {question: self.render(question) for question in select_last_questions(record["questions"])}

@@ -106,8 +106,8 @@ class PromptField(TokenField):
         """The conversations that the model answers in an evaluation, each up to a user's turn."""
         raise TypeError(f"{type(self).__name__} does not implement prompts")
 
-    def asked(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
-        """The prompts of some conversations of a record, and the captions or questions that they ask for.
+    def select_prompts(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
+        """Returns the prompts of some conversations of a record, and the captions or questions that they ask for.
 
         Args:
             chosen: Indices of the conversations.
@@ -268,7 +268,7 @@ class PromptField(TokenField):
         row = PromptRow([texts[at] for at in chosen], self.count_states(squares))
         if not self.compares:
             return row
-        turns, references = self.asked(record, chosen)
+        turns, references = self.select_prompts(record, chosen)
         prompts = [self.render(conversation, squares, answering=True).tokens for conversation in turns]
         return row._replace(prompts=prompts, references=references, id=record.id)
 
@@ -357,7 +357,7 @@ class QuestionPromptField(PromptField):
     def references_of(self, record: Record) -> list[Question]:
         return list(record["questions"])
 
-    def asked(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
+    def select_prompts(self, record: Record, chosen: Sequence[int]) -> tuple[list[Conversation], list[Any]]:
         last = select_last_questions(record["questions"])
         questions = select_turns(record["questions"], [last[at] for at in chosen])
         return [self._turns(record, question) for question in questions], questions

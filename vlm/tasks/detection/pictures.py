@@ -6,7 +6,6 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from vlm.data.boxes import ImageBoxes
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.images.resize import Box
 from vlm.errors import UserError, printable
@@ -65,12 +64,6 @@ def _scale(box: Box, scale: tuple[float, float]) -> Box:
     """The outermost pixels of a box in a picture, given its size relative to the image."""
     left, top, right, bottom = (edge * scale[at % 2] for at, edge in enumerate(box))
     return left, top, max(left, right - 1), max(top, bottom - 1)
-
-
-def draw_true_objects(image: Image.Image, objects: ImageBoxes, *, longest: int | None = None) -> Image.Image:
-    """Draws the objects of a data set's image; arguments and result as in `draw_objects`."""
-    known = [DetectedObject(item.label, 1.0, item.box) for item in objects.boxes]
-    return draw_objects(image, known, with_scores=False, longest=longest)
 
 
 class PictureFolder:

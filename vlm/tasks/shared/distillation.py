@@ -1,6 +1,7 @@
 """Distillation: a student learns a teacher's predictions of its training inputs (Hinton et al. 2015)."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -69,7 +70,7 @@ class Teacher:
             raise UserError(f"{KEY}.{changed[0]}: has no effect without a teacher; set {KEY}.path, or leave it out")
 
 
-class Distillation:
+class Distillation(ABC):
     """The loss of a student, and its teacher, which is frozen, in evaluation mode, and read on first use.
 
     The teacher computes in the precision of training and reads the images of the batch, also augmented or mixed ones.
@@ -104,17 +105,17 @@ class Distillation:
         """The student's model."""
         return self.task.model
 
+    @abstractmethod
     def num_outcomes(self, model: nn.Module) -> int:
         """Returns the number of outcomes that a model predicts."""
-        raise TypeError(f"{type(self).__name__} does not implement num_outcomes")
 
+    @abstractmethod
     def divergence(self, batch: Batch, outputs: Tensor, images: Tensor | None) -> Tensor:
         """Returns the divergence of the student's outputs for a batch, summed over tokens or samples: ()."""
-        raise TypeError(f"{type(self).__name__} does not implement divergence")
 
+    @abstractmethod
     def predictions(self, batch: Batch) -> Iterator[tuple[str, Predictions]]:
         """Yields the name of each sample of a batch, and the teacher's predictions of it."""
-        raise TypeError(f"{type(self).__name__} does not implement predictions")
 
     def model(self) -> Any:
         """Returns the teacher, on the device and in the type of the student.

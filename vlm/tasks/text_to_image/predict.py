@@ -56,6 +56,12 @@ def encode_png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
+def enlarge(image: Image.Image, side: int) -> Image.Image:
+    """Enlarges a picture by a whole number, without smoothing, to at most this longer side; larger ones stay."""
+    factor = max(1, side // max(image.size))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+
+
 def encode_base64(image: Image.Image) -> str:
     """Returns an image as a PNG file in base64."""
     return b64encode(encode_png(image)).decode()

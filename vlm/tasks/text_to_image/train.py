@@ -35,7 +35,7 @@ from vlm.nn.step.replay import StepperPool
 from vlm.randomness import key
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.shared.show import text_shape
-from vlm.tasks.text_to_image.predict import encode_descriptions, encode_png, to_image
+from vlm.tasks.text_to_image.predict import encode_descriptions, encode_png, enlarge, to_image
 from vlm.training.data_module import Data
 from vlm.training.run.processes import is_rank_zero
 from vlm.training.step.losses import Term, row_losses, token_loss
@@ -44,6 +44,7 @@ from vlm.untrusted.sizes import JsonValue
 
 # Finds the captions of pictures, the likeliest first.
 Judge = Callable[[Sequence[Image.Image]], list[list[str]]]
+SHOWN_SIDE = 192  # pixels of a picture in a report
 CAPTIONER, PIXELS = "captioner_match", "pixel_match"  # metrics of the two judges
 BEAMS = 8  # captions of a picture by the captioner
 LIKELY = 0.2  # probability of a caption relative to the likeliest one, from which it is found in the picture
@@ -271,7 +272,8 @@ class TextToImageTask(Task):
         for title, chosen in kinds.items():
             named = [(picture, to_image(self._drawn[picture.id])) for picture in chosen]
             shown = [
-                (f"{picture.caption} {_describe_findings(picture)}", _enlarged_png(image)) for picture, image in named
+                (f"{picture.caption} {_describe_findings(picture)}", encode_png(enlarge(image, SHOWN_SIDE)))
+                for picture, image in named
             ]
             if shown:
                 sections.append(Section(title, [Note("The caption, and what the judges find."), Pictures(shown)]))
@@ -310,8 +312,3 @@ def _describe_findings(picture: JudgedPicture) -> str:
         name = judge.partition("_")[0]
         parts.append(f"{name}: {'right' if picture.matches(judge) else printable(found[0]) if found else 'nothing'}")
     return f"({'; '.join(parts)})" if parts else ""
-
-
-def _enlarged_png(image: Image.Image, side: int = 192) -> bytes:
-    factor = max(1, side // max(image.size))
-    return encode_png(image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST))

@@ -38,9 +38,7 @@ class CompileMessages(L.Callback):
         self._before = compiling.seconds()
         pl_module.print("compile     compiling the model's blocks during the first steps; takes half a minute or more")
         if pl_module.device.type == "cpu":
-            pl_module.print(
-                "            on a CPU compiled steps were not faster where measured; compile=false starts sooner"
-            )
+            pl_module.print("            on a CPU this gains nothing (docs/scaling.md); compile=false starts sooner")
 
     @rank_zero_only
     def on_train_batch_end(

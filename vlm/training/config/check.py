@@ -51,8 +51,8 @@ LIMITS: dict[str, dict[str, Any]] = {
 limit(LIMITS)
 
 REQUIRED_NODES = ("model", "optim", "schedule", "trainer", "task")  # groups with a node that every run builds
-# Arguments that the program supplies, which classes of other packages need not mark as such.
 REWARD_ARGUMENTS = ("texts", "references", "prompts", "ids")  # of a user's function in task.reward
+# Arguments that the program supplies, which classes of other packages need not mark as such.
 SUPPLIED_ARGUMENTS = {"model": ("vocab_size", "num_classes"), "task": ("model", "fields", "seed", "optimization")}
 
 
