@@ -1,7 +1,7 @@
 """Loads models from checkpoints, with the base weights that adapters need."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, cast
@@ -61,7 +61,7 @@ def hash_base(path: Path) -> str:
     return digest(read_named_weights(open_folder(path)) if is_published(path) else _read_base_checkpoint(path))
 
 
-def digest(state: dict[str, Tensor]) -> str:
+def digest(state: MutableMapping[str, Tensor]) -> str:
     """Returns a hash of the names, types, shapes and values of weights, which it removes one by one to free them."""
     digest = sha256()
     for name in sorted(state):

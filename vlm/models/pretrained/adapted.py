@@ -1,7 +1,7 @@
 """Reads a Hugging Face folder with adapters of the peft library, which are merged into its weights."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,7 +100,7 @@ class AdaptedFolder(Folder):
         super().__init__(path)
         self.adapters = AdapterFolder(adapters)
 
-    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+    def read_weights(self, *, mapped: bool = False) -> MutableMapping[str, Tensor]:
         """As of a folder; what is merged is at least float32.
 
         Raises:

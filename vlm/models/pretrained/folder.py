@@ -5,7 +5,7 @@ FP8 with scales is dequantised; every other kind is rejected by name.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ def read_quantisation(config: Fields) -> Quantisation:
     return Quantisation(None if block is None else (block[0], block[1]), static=stated.read(SCHEME))
 
 
-def dequantise(stored: dict[str, Tensor], config: Fields, dtype: torch.dtype) -> Iterator[str]:
+def dequantise(stored: MutableMapping[str, Tensor], config: Fields, dtype: torch.dtype) -> Iterator[str]:
     """Replaces float8 weights that have scales by their values, and removes the scales.
 
     Args:
@@ -286,12 +286,12 @@ class Folder:
             )
         return path
 
-    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+    def read_weights(self, *, mapped: bool = False) -> MutableMapping[str, Tensor]:
         """Reads all tensors of the folder's safetensors by name, with current names of norms.
 
         Args:
-            mapped: Whether tensors may stay memory-mapped, for callers that copy them at once: if a file is truncated
-                while it is mapped, the process crashes.
+            mapped: Whether tensors may stay memory-mapped, or be read at each access as in `LazyTensors`, for callers
+                that copy them at once: if a file is truncated while it is mapped, the process crashes.
         """
         from safetensors import SafetensorError
 

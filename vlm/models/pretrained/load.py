@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.adapted import AdaptedFolder
 from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
-from vlm.models.pretrained.gguf.file import GGUF, SUFFIX
+from vlm.models.pretrained.gguf.file import GGUF, SUFFIX, read_ahead
 from vlm.models.pretrained.gguf.pair import GGUFPair
 from vlm.models.pretrained.place import split_adapters, split_pair
 from vlm.models.pretrained.stack import (
@@ -33,7 +33,7 @@ from vlm.models.pretrained.stack import (
 )
 from vlm.models.vit import ViT
 from vlm.nn.position import LearnedPositions, interpolate_grid
-from vlm.nn.step.packed import list_int8_weights, quantize_weight
+from vlm.nn.step.packed import allocate_int8, list_int8_weights, quantize_weight
 
 
 def is_published(path: Path) -> bool:
@@ -113,7 +113,7 @@ def load_hugging_face(model: nn.Module, folder: Folder) -> list[str]:
 def convert_hugging_face(
     model: nn.Module,
     folder: Folder,
-    stored: dict[str, Tensor] | None = None,
+    stored: MutableMapping[str, Tensor] | None = None,
     *,
     dtype: torch.dtype | None = None,
     mapped: bool = False,
@@ -153,7 +153,7 @@ def convert_hugging_face(
     return tensors, lines
 
 
-def read_named_weights(folder: Folder) -> dict[str, Tensor]:
+def read_named_weights(folder: Folder) -> MutableMapping[str, Tensor]:
     """Returns all weights of a folder, dequantised and memory-mapped, by the names that the tables use.
 
     Raises:
@@ -165,7 +165,7 @@ def read_named_weights(folder: Folder) -> dict[str, Tensor]:
     return stored
 
 
-def map_folder(model: nn.Module, folder: Folder) -> tuple[WeightMap, dict[str, Tensor]]:
+def map_folder(model: nn.Module, folder: Folder) -> tuple[WeightMap, MutableMapping[str, Tensor]]:
     """Returns the stored form of each of a model's weights, and the folder's tensors by the names that it uses.
 
     Raises:
@@ -176,12 +176,13 @@ def map_folder(model: nn.Module, folder: Folder) -> tuple[WeightMap, dict[str, T
     return _map_weights(model, folder, _match_stacks(model, folder), stored), stored
 
 
-def _rename(stored: dict[str, Tensor], folder: Folder) -> list[str]:
+def _rename(stored: MutableMapping[str, Tensor], folder: Folder) -> list[str]:
     """Gives tensors the names that the tables of the architecture use, in place; returns errors."""
     faults = []
     for name in [*stored]:
-        current = folder.architecture.rename(name)
-        if current != name and current in stored:
+        if (current := folder.architecture.rename(name)) == name:
+            continue
+        if current in stored:
             both = f"{folder} has both {name} and {current}"
             faults.append(f"{both}, two names of the same tensor; choose another folder")
         stored[current] = stored.pop(name)
@@ -422,7 +423,7 @@ def _select_complete(weights: WeightMap, stored: Collection[str]) -> WeightMap:
 
 def _convert_tensors(
     weights: WeightMap,
-    stored: dict[str, Tensor],
+    stored: MutableMapping[str, Tensor],
     state: Mapping[str, Tensor],
     folder: Folder,
     dtype: torch.dtype | None,
@@ -439,33 +440,46 @@ def _convert_tensors(
     uses = Counter(name for weight in weights.values() for name in weight.all_names)
     # Largest first: a copy and its original then take no more memory than the tensors that are still to come.
     large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
-    for name, weight in sorted(weights.items(), key=lambda item: item[0] not in large):
+    ordered = sorted(weights.items(), key=lambda item: item[0] not in large)
+    # Allocated before anything is read, because results between temporary tensors would fragment the memory of these.
+    copies = {} if dtype is None else {name: _allocate(state[name], dtype, name in int8) for name in weights}
+
+    def read_sources(item: tuple[str, Weight]) -> dict[str, Tensor]:
+        return {source: stored[source] for source in item[1].all_names if source in stored}
+
+    for (name, weight), sources in zip(ordered, read_ahead(read_sources, ordered), strict=True):
         names, make = weight.names, weight.read
-        tensor_faults = list(_check_tensors(name, weight, stored, folder, integer=not state[name].is_floating_point()))
+        tensor_faults = list(_check_tensors(name, weight, sources, folder, integer=not state[name].is_floating_point()))
         faults += tensor_faults
         if tensor_faults:
             continue
         try:
-            tensors[name] = make(*(stored[source] for source in names))
+            tensors[name] = make(*(sources[source] for source in names))
         except (RuntimeError, IndexError, ValueError):  # shapes that cannot even be concatenated
             tensors[name] = torch.empty(0)
         if tensors[name].shape != state[name].shape:
-            theirs = " with ".join(f"{source} {tuple(stored[source].shape)}" for source in names)
+            theirs = " with ".join(f"{source} {tuple(sources[source].shape)}" for source in names)
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
+            continue
         if dtype is not None:
-            tensor = tensors[name]  # integers keep their type; the copy shares no memory with its sources
-            shared = {stored[source].untyped_storage().data_ptr() for source in names}
-            if name in int8 and tensor.shape == state[name].shape:
-                tensors[name] = quantize_weight(tensor)
+            tensor, tensors[name] = tensors[name], copies[name]
+            if name in int8:
+                quantize_weight(tensor, out=copies[name])
             else:
-                copied = tensor.untyped_storage().data_ptr() in shared
-                tensors[name] = tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, copy=copied)
+                copies[name].copy_(tensor)
             del tensor
             uses.subtract(weight.all_names)
             for source in weight.all_names:
-                if not uses[source]:
-                    stored.pop(source, None)
+                if not uses[source] and source in stored:
+                    del stored[source]
     return tensors, faults
+
+
+def _allocate(tensor: Tensor, dtype: torch.dtype, int8: bool) -> Tensor:
+    """Returns memory on the CPU for a tensor's values: floats in this type or in 8 bits, integers in their own."""
+    if int8:
+        return allocate_int8(tensor.shape)
+    return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def _check_tensors(

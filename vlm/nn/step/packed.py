@@ -17,7 +17,7 @@ from vlm.nn.vocabulary_loss import Head
 Product = Callable[[Tensor], Tensor]
 WEIGHT = 127  # largest quantised weight
 TINY = 1e-30  # minimum scale, for rows of zeros
-ROWS_AT_ONCE = 4096  # of a weight that is quantised
+ROWS_AT_ONCE = 256  # of a weight that is quantised
 
 
 class InferenceLayer(nn.Module):
@@ -62,21 +62,37 @@ class Int8Linear(InferenceLayer):
         return multiply
 
 
-def quantize_weight(weight: Tensor) -> Tensor:
+def allocate_int8(shape: torch.Size) -> Tensor:
+    """Returns memory for a weight of 8 bits with a scale per row, which `quantize_weight` fills.
+
+    Shapes:
+        shape (out, in) -> the same, of dtype qint8, on the CPU
+    """
+    scales, zeros = torch.ones(shape[0], dtype=torch.double), torch.zeros(shape[0], dtype=torch.long)
+    with warnings.catch_warnings():  # torch deprecates its quantised tensors, but offers no other way yet
+        warnings.simplefilter("ignore", UserWarning)
+        options: dict[str, Any] = {"scales": scales, "zero_points": zeros, "axis": 0, "dtype": torch.qint8}
+        return torch._empty_per_channel_affine_quantized(shape, **options)
+
+
+def quantize_weight(weight: Tensor, out: Tensor | None = None) -> Tensor:
     """Quantises a weight to 8 bits, with a scale per row, in parts that need little memory.
 
+    Args:
+        out: Memory for the result, from `allocate_int8`.
     Shapes:
         weight (out, in) -> the same, of dtype qint8
     """
-    integers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), dtype=torch.double)
+    quantized = allocate_int8(weight.shape) if out is None else out
+    # Both are written in place: `int_repr` would be a copy.
+    integers = torch.empty(0, dtype=torch.int8).set_(quantized.untyped_storage(), 0, weight.shape)  # type: ignore[call-overload]
+    scales = quantized.q_per_channel_scales()
     for part, rows, scale in zip(*(tensor.split(ROWS_AT_ONCE) for tensor in (weight, integers, scales)), strict=True):
         values = part.float()
         found = values.abs().amax(1).clamp_min(TINY) / WEIGHT
         rows.copy_((values / found[:, None]).round())
         scale.copy_(found)
-    with warnings.catch_warnings():  # torch deprecates its quantised tensors, but offers no other way yet
-        warnings.simplefilter("ignore", UserWarning)
-        return torch._make_per_channel_quantized_tensor(integers, scales, torch.zeros(len(weight), dtype=torch.long), 0)
+    return quantized
 
 
 @cache
@@ -117,15 +133,16 @@ def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
     if the head shares it.
     """
     return_freed_memory()
-    count = _replace_in_blocks(
-        model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
-    )
-    for decoder in decoders:
+    count = 0
+    for decoder in decoders:  # first, because a head's 8-bit weight takes memory besides its packed one
         head = decoder.head_parts
         product = Int8Linear(head.weight, head.bias).function()
         decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
         count += 1
-    return count
+    return_freed_memory()
+    return count + _replace_in_blocks(
+        model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
+    )
 
 
 def _replace_in_blocks(model: nn.Module, replacement: Callable[[str, Any], nn.Module | None]) -> int:

@@ -1,10 +1,12 @@
 """Reads a GGUF file (llama.cpp) like a Hugging Face folder."""
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,7 +60,7 @@ def match_tensors(tensors: Mapping[str, TensorLocation], config: DecoderConfig) 
     return matched
 
 
-JOINED_ROWS = 16  # rows that are converted as one
+VALUES_AT_ONCE = 2**18  # that are dequantised together: few enough for the processor's cache
 
 
 def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
@@ -82,18 +84,21 @@ def check_tensors(tensors: Mapping[str, TensorLocation]) -> None:
 
 
 def read_tensor(location: TensorLocation) -> Tensor:
-    """Reads a checked tensor; one that is not quantised is memory-mapped."""
+    """Reads a checked tensor: one that is not quantised in its type, others in float32."""
     import numpy as np
 
     content = np.memmap(location.path, np.uint8, "c", location.offset, (_count_bytes(location),)).view(np.ndarray)
     library = import_gguf()
     kind = library.GGMLQuantizationType(location.kind)
     if kind.name in PLAIN:
-        return torch.from_numpy(content).view(PLAIN[kind.name]).view(location.shape)
-    # The library converts 16 rows at once. Blocks do not depend on their rows, so rows are joined to longer ones.
-    rows = math.prod(location.shape[:-1])
-    numbers = library.dequantize(content.reshape(rows // math.gcd(rows, JOINED_ROWS), -1), kind)
-    return torch.from_numpy(numbers).view(location.shape)
+        return torch.from_numpy(content).view(PLAIN[kind.name]).view(location.shape).clone()
+    block, size = _block_size(location)
+    tensor = torch.empty(location.shape)
+    values, blocks, step = tensor.view(-1, block).numpy(), content.reshape(-1, size), VALUES_AT_ONCE // block
+    for start in range(0, len(blocks), step):  # blocks do not depend on their rows
+        part = library.dequantize(blocks[start : start + step].reshape(1, -1), kind)
+        values[start : start + step] = part.reshape(-1, block)
+    return tensor
 
 
 def _block_size(location: TensorLocation) -> tuple[int, int]:
@@ -119,6 +124,52 @@ def import_gguf() -> Any:
     except ImportError as fault:
         raise UserError('GGUF files need the package gguf; pip install "vlm-lightning[gguf]"') from fault
     return gguf
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 2  # results that are computed ahead, by as many threads; each more would also hold more memory
+
+
+class LazyTensors(MutableMapping[str, Tensor]):
+    """Tensors by name, each of which is read at every access and not kept.
+
+    Args:
+        readers: A function per name. What it returns shares memory neither with a file nor with other results.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._readers = dict(readers)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._readers[name]()
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self._readers[name] = lambda: tensor
+
+    def __delitem__(self, name: str) -> None:
+        del self._readers[name]
+
+    def __contains__(self, name: object) -> bool:  # by default it would read the tensor
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+def read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields the result for each item in order, while threads compute the next ones."""
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(AHEAD) as pool:
+        for item in items:
+            pending.append(pool.submit(read, item))
+            if len(pending) > AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 SUFFIX = ".gguf"
@@ -190,13 +241,20 @@ class GGUF(Folder):
             return None
         return _HeaderFields(self._contents[name], str(self.path))
 
-    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
+    def read_weights(self, *, mapped: bool = False) -> MutableMapping[str, Tensor]:
+        tensors = LazyTensors(self._make_readers())
+        return tensors if mapped else dict(tensors)
+
+    def _make_readers(self) -> dict[str, Callable[[], Tensor]]:
+        """Returns a function per tensor of the folder, which reads it.
+
+        They raise a UserError if the file cannot be read.
+        """
+        return {stored.in_folder: partial(self._read_stored, stored) for stored in self._stored}
+
+    def _read_stored(self, stored: StoredTensor) -> Tensor:
         try:
-            read = [read_tensor(self._header.tensors[stored.name]) for stored in self._stored]
+            tensor = read_tensor(self._header.tensors[stored.name])
         except (OSError, ValueError) as fault:
             raise UserError(f"{self} cannot be read: {fault}; download it again") from fault
-        config = self._decoder_config
-        return {
-            stored.in_folder: convert_from_file(stored, tensor if mapped else tensor.clone(), config)
-            for stored, tensor in zip(self._stored, read, strict=True)
-        }
+        return convert_from_file(stored, tensor, self._decoder_config)

@@ -1,8 +1,9 @@
 """Reads a decoder's GGUF file with the mmproj file of an image encoder, like a folder of LLaVA or Idefics3."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,12 @@ class GGUFPair(GGUF):
 
         return replace(found, parts=read_parts_of)
 
-    def read_weights(self, *, mapped: bool = False) -> dict[str, Tensor]:
-        tensors = {f"{TEXT}{name}": tensor for name, tensor in super().read_weights(mapped=mapped).items()}
-        for name, theirs in self._projector_names.items():
-            try:
-                tensor = read_tensor(self._projector_header.tensors[name])
-            except (OSError, ValueError) as fault:
-                raise UserError(f"{self.projector} cannot be read: {fault}; download it again") from fault
-            tensors[theirs] = tensor if mapped else tensor.clone()
-        return tensors
+    def _make_readers(self) -> dict[str, Callable[[], Tensor]]:
+        readers = {f"{TEXT}{name}": reader for name, reader in super()._make_readers().items()}
+        return readers | {theirs: partial(self._read_projector, name) for name, theirs in self._projector_names.items()}
+
+    def _read_projector(self, name: str) -> Tensor:
+        try:
+            return read_tensor(self._projector_header.tensors[name])
+        except (OSError, ValueError) as fault:
+            raise UserError(f"{self.projector} cannot be read: {fault}; download it again") from fault
