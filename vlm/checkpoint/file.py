@@ -55,11 +55,13 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
     Raises:
         UserError: The disk is full or the folder is not writable; the old checkpoint is not changed.
     """
-    path = Path(path)
+    path, content = Path(path), dict(checkpoint)
+    if "tokenizer" in (about := content.get("vlm", {})):  # only its state, also if it is a `BuiltTokenizerState`
+        content["vlm"] = {**about, "tokenizer": dict(about["tokenizer"])}
     try:
         remove_unfinished(path.parent, path.name)
         with atomic_write(path, keep=keep) as file:
-            torch.save(dict(checkpoint), file)
+            torch.save(content, file)
     except (OSError, RuntimeError) as fault:  # torch's writer reports a full disk as a RuntimeError
         cause: BaseException | None = fault
         while cause is not None and not isinstance(cause, OSError):  # torch may hide the system's error behind another

@@ -13,6 +13,7 @@ from vlm.data.images.hugging_face import read_preprocess
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.library import JsonTokenizer
 from vlm.data.text.prompt_form import read_form, read_text_form
+from vlm.data.text.tokenizer import BuiltTokenizerState
 from vlm.data.text.tokenizer_base import Tokenizer
 from vlm.errors import UserError
 from vlm.models.pretrained.architecture import read_class_names
@@ -272,7 +273,7 @@ def _describe_texts(folder: Folder, specified: FolderSpecification) -> Metadata:
     if "vocab_size" not in texts["args"]:
         return about
     tokenizer = _read_matching_tokenizer(folder, texts)
-    about["tokenizer"] = tokenizer.state()
+    about["tokenizer"] = BuiltTokenizerState(tokenizer)
     if place == "text_encoder" and (text_end := folder.architecture.text_end_id) is not None:
         config = folder.parts[place].config
         if config.read(text_end) not in (2, tokenizer.eos_id):

@@ -24,6 +24,7 @@ from vlm.inference.tasks import (
     object_path,
     wrong_task_error,
 )
+from vlm.machine import paused_collection
 
 if TYPE_CHECKING:
     from vlm.checkpoint.stored import Checkpoint
@@ -49,7 +50,9 @@ def make_command(name: str) -> Callable[..., int]:
 
     def run(arguments: Arguments, model: ModelOptions, output: OutputOptions, options: Options) -> int:
         _check_files(arguments, options)
-        return run_predictor(import_object(first.predictor), arguments, model, output, options)
+        with paused_collection():
+            kind = import_object(first.predictor)
+        return run_predictor(kind, arguments, model, output, options)
 
     run.__annotations__ |= {"arguments": import_object(first.arguments), "options": import_object(first.options)}
     return run
@@ -188,7 +191,8 @@ def run_predictor(
     read = [*arguments.paths(inputs), *options.files(), model.checkpoint]
     out = Output(output.out, inputs=read)
     records = kind.records(output.form, out, options)
-    predictor = model.load(kind, loaded=loaded)
+    with paused_collection():
+        predictor = model.load(kind, loaded=loaded)
     predictor.check_options(options)
     trace = Trace(getattr(options, "trace", None), predictor, options, inputs=read, out=output.out)
     with out, records, trace:

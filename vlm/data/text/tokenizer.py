@@ -261,12 +261,30 @@ class SentencePieceTokenizer(Tokenizer):
         return [make_sentencepiece_row(model, id) for id in range(model.get_piece_size())]
 
 
+class BuiltTokenizerState(dict[str, Any]):
+    """The state of a tokenizer that is built already, which the first `tokenizer_from_state` returns.
+
+    To build it again takes as long as to read a small model. `dict` makes a state without it, to be stored.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer.state())
+        self._tokenizer: Tokenizer | None = tokenizer
+
+    def take(self) -> Tokenizer | None:
+        """Returns the tokenizer, only once, because its user may change it; then None."""
+        tokenizer, self._tokenizer = self._tokenizer, None
+        return tokenizer
+
+
 def tokenizer_from_state(state: dict[str, Any]) -> Tokenizer:
     """Restores a tokenizer from `Tokenizer.state`; only our own classes are allowed.
 
     Raises:
         UserError: The state is damaged, or its class is unknown.
     """
+    if isinstance(state, BuiltTokenizerState) and (built := state.take()) is not None:
+        return built
     ours = (ByteTokenizer, CharTokenizer, SentencePieceTokenizer)
     kinds = (*ours, BytePairTokenizer, WordPieceTokenizer, JsonTokenizer, PieceModelTokenizer, PieceTableTokenizer)
     classes: dict[str, type[Tokenizer]] = {kind.__name__: kind for kind in kinds}

@@ -13,6 +13,7 @@ from vlm.inference.command_options import CaptionFiles, CaptionOptions
 from vlm.inference.options import ModelOptions, OutputOptions, refuse_combination
 from vlm.io.files import read_arguments, write_text
 from vlm.io.output import Output, Records, find_completed
+from vlm.machine import paused_collection
 
 
 def caption(
@@ -75,7 +76,8 @@ def _caption_images(
         records = CaptionPage(out)
     elif records is None:
         records = Records(form=output.form, fields=("image", "caption"), output=out)
-    captioner = model.load(Captioner)
+    with paused_collection():
+        captioner = model.load(Captioner)
     captioner.check_options(options)
     trace = Trace(options.trace, captioner, options, inputs=input_files, out=output.out)
     observer = None
