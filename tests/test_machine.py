@@ -1,9 +1,11 @@
 """CPUs and memory that a process may use, and how its threads wait and its memory is kept by default."""
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from tiny_checkpoints import FILES
 
 from vlm import machine
 from vlm.cli.main import run
-from vlm.machine import tune
+from vlm.machine import paused_collection, tune
 
 
 def tree(root: Path, group: str, files: dict[str, str]) -> Path:
@@ -124,7 +126,7 @@ def test_threads_spin_long_on_an_idle_machine_alone(load: float, alone: bool, sp
 
 FAULTS = """
 import resource, statistics
-from vlm.machine import tune
+from vlm.machine import paused_collection, tune
 tune()
 import torch
 def faults():
@@ -163,3 +165,21 @@ def test_texts_of_a_closed_stdin_are_none(monkeypatch, capsys) -> None:
         monkeypatch.setattr(sys, "stdin", nothing)
         assert run(["tag", "-c", str(FILES / "tagging.ckpt")]) == 2
     assert capsys.readouterr().err.startswith("error: no input text; give --text TEXT")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_again_after_a_pause(enabled: bool) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.self = self
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ValueError), paused_collection():
+            found = [weakref.ref(Cycle()) for _ in range(5000)]
+            alive = sum(cycle() is not None for cycle in found)
+            raise ValueError
+        assert (alive, gc.isenabled()) == (5000, enabled)
+    finally:
+        (gc.enable if before else gc.disable)()

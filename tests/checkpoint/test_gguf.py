@@ -1,5 +1,7 @@
 """GGUF files: the logits, ids and texts of `transformers` with the same weights, at every place that takes a folder."""
 
+import weakref
+
 import chats
 import gguf
 import numpy as np
@@ -13,9 +15,12 @@ from hugging import TEXTS, byte_pairs
 from tokenizers import normalizers, pre_tokenizers
 
 import vlm
+from vlm.checkpoint.file import write
 from vlm.checkpoint.load import load_model, read
 from vlm.cli.main import run as command
+from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.errors import UserError
+from vlm.models.pretrained.gguf import file as gguf_file
 from vlm.models.pretrained.gguf.file import TYPES
 from vlm.tasks.language_modeling.predict import TextGenerator
 
@@ -49,7 +54,8 @@ def test_logits_are_theirs(tmp_path, name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
-def test_quantised_weights_are_those_of_the_library(tmp_path, kind):
+def test_quantised_weights_are_those_of_the_library(tmp_path, kind, monkeypatch):
+    monkeypatch.setattr(gguf_file, "VALUES_AT_ONCE", 5000)  # so that even these tensors are dequantised in parts
     torch.manual_seed(2)
     theirs, tokenizer = decoder("tied", width=256, num_hidden_layers=1, head_dim=64)
     exact = {name: weight.clone() for name, weight in theirs.named_parameters()}
@@ -63,6 +69,40 @@ def test_quantised_weights_are_those_of_the_library(tmp_path, kind):
     if kind in steps:
         for name, weight in theirs.named_parameters():
             assert (weight - exact[name]).abs().max() <= steps[kind] * exact[name].abs().max(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.qint8])
+def test_few_tensors_are_in_memory_while_they_are_converted(tmp_path, dtype, monkeypatch):
+    theirs, tokenizer = decoder("tied", num_hidden_layers=12)
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer)
+    original, alive, counts = gguf_file.read_tensor, weakref.WeakSet(), []
+
+    def watched(location):
+        tensor = original(location)
+        alive.add(tensor)
+        counts.append(len(alive))
+        return tensor
+
+    monkeypatch.setattr(gguf_file, "read_tensor", watched)
+    read(tmp_path / "a.gguf", dtype=dtype)
+    assert len(counts) > 100
+    assert max(counts) <= 3 * (gguf_file.AHEAD + 2)  # three tensors are joined at most
+
+
+def test_a_tokenizer_that_was_read_is_built_once(tmp_path):
+    theirs, tokenizer = decoder("tied")
+    save_gguf(tmp_path / "a.gguf", theirs, tokenizer)
+    loaded = read(tmp_path / "a.gguf")
+    write(tmp_path / "a.ckpt", loaded)  # without the tokenizer itself
+    state = loaded["vlm"]["tokenizer"]
+    tokenizers = [*(tokenizer_from_state(state) for _ in range(3))]
+    tokenizers.append(tokenizer_from_state(read(tmp_path / "a.ckpt")["vlm"]["tokenizer"]))
+    assert len({id(built) for built in tokenizers}) == 4  # each user may change its own
+    for built in tokenizers:
+        assert [built.encode(line) for line in LINES] == [
+            tokenizer(line, add_special_tokens=False)["input_ids"] for line in LINES
+        ]
+        assert built.state() == state
 
 
 def test_every_type_that_the_library_dequantises_is_read():

@@ -56,8 +56,9 @@ def write(path: str | os.PathLike, checkpoint: Mapping[str, Any], *, keep: Path 
         UserError: The disk is full or the folder is not writable; the old checkpoint is not changed.
     """
     path, content = Path(path), dict(checkpoint)
-    if "tokenizer" in (about := content.get("vlm", {})):  # only its state, also if it is a `BuiltTokenizerState`
-        content["vlm"] = {**about, "tokenizer": dict(about["tokenizer"])}
+    about = content.get("vlm")
+    if isinstance(about, dict) and isinstance(state := about.get("tokenizer"), dict):
+        content["vlm"] = {**about, "tokenizer": dict(state)}  # without the tokenizer of a `BuiltTokenizerState`
     try:
         remove_unfinished(path.parent, path.name)
         with atomic_write(path, keep=keep) as file:

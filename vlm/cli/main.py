@@ -1,6 +1,7 @@
 """The `vlm` command. torch is imported only when a command runs, so that errors and --help appear at once."""
 
 import errno
+import gc
 import inspect
 import os
 import sys
@@ -226,7 +227,10 @@ def main() -> None:
     accept_any_file_name()
     completes = "_VLM_COMPLETE" in os.environ  # a shell completes the words of a command line
     line = os.environ.get("COMP_WORDS", "") if completes else ""
-    sys.exit(run(sys.argv[1:] or line.split()[1:]))
+    status = run(sys.argv[1:] or line.split()[1:])
+    if sys.argv[1:2] != ["train"]:  # whose loggers may leave files for the collection to close
+        gc.freeze()  # else Python searches all objects for cyclic garbage before it exits
+    sys.exit(status)
 
 
 def run(argv: Sequence[str]) -> int:
