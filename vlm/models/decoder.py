@@ -27,6 +27,7 @@ from vlm.nn.dropout import Dropout
 from vlm.nn.image_size import ImageSize
 from vlm.nn.position import NO_POSITIONS, LearnedPositions, PositionInfo, Positions, segment_positions
 from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs, to_cache_dtype
+from vlm.nn.step.native import NativeBlocks
 from vlm.nn.step.state import DecodeState, HiddenState, KeysValues, ReadContext, State
 from vlm.nn.vocabulary_loss import Head
 
@@ -349,7 +350,10 @@ class Decoder(TextDecoder):
             beams = rows // like.shape[0] if read.keys_values[0] is not None and len(like) else 1
         caches = self._caches(rows // beams, max_len * beams, like)
         blocks = [StepBlock(block) for block in self._blocks()]
-        return DecodeState(blocks, caches, read.keys_values, read.mask, starts, beams, max_len, read.first)
+        state = DecodeState(blocks, caches, read.keys_values, read.mask, starts, beams, max_len, read.first)
+        if beams == 1 and all(map(NativeBlocks.is_supported, self._blocks())):
+            state.native = NativeBlocks(list(self._blocks()))
+        return state
 
     def _caches(self, rows: int, max_len: int, like: Tensor) -> list[KeyValueCache]:
         """An empty cache per block, with the dtype and device of `like`."""
@@ -405,6 +409,9 @@ class Decoder(TextDecoder):
         embedded = self.embed(tokens, positions) if states is None else self._embed_states(positions, tokens, states)
         x = embedded.flatten(0, 1)  # (R * L, D)
         bias = state.context_bias
+        if state.native is not None and tokens.shape[1] == 1 and inputs.position.added is None:
+            x = state.native.step(x, inputs.position.rotation, inputs.bias, state.caches, state.context, bias)
+            return self.norm(x).unflatten(0, tokens.shape)
         for block, cache, keys_values in zip(state.blocks, state.caches, state.context, strict=True):
             x = block.step(x, inputs, cache, keys_values, bias)
         return self.norm(x).unflatten(0, tokens.shape)

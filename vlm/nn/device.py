@@ -36,12 +36,15 @@ def explain_int8(device: torch.device | str) -> tuple[bool, str]:
     """Returns whether the device multiplies by 8-bit weights faster than by float32, and why."""
     if torch.device(device).type != "cpu":
         return False, "8-bit weights are supported on CPUs only"
+    from vlm.nn.step.native import load_library
     from vlm.nn.step.packed import is_supported
 
     if not is_supported():
-        return False, "this build of torch has no FBGEMM for this processor"
+        return False, "there is no C++ compiler, and this build of torch has no FBGEMM for this processor"
     vnni = torch.cpu.get_capabilities().get("avx512_vnni", False)
-    return True, f"FBGEMM, {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
+    by = "FBGEMM, which is slower and less exact than code from a C++ compiler (g++), which is missing"
+    by = by if load_library() is None else "compiled for this processor"
+    return True, f"{by}; {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
 
 
 def widest_float(device: torch.device | str) -> torch.dtype:

@@ -131,7 +131,21 @@ def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, plai
 
 # Layers of 8 bits
 
-multiplies = pytest.mark.skipif(not explain_int8("cpu")[0], reason="this build of torch has no FBGEMM")
+
+
+@pytest.fixture(params=["native", "FBGEMM"])
+def products(request, monkeypatch) -> None:
+    """Products of 8 bits by each of the two libraries."""
+    if request.param == "FBGEMM":
+        monkeypatch.setattr(packed, "load_library", lambda: None)
+        packed.is_supported.cache_clear()
+        if not packed.is_supported():
+            pytest.skip("this build of torch has no FBGEMM")
+    elif packed.load_library() is None:
+        pytest.skip("there is no C++ compiler")
+
+
+multiplies = pytest.mark.usefixtures("products")
 
 
 def rounded(x: Tensor, most: int) -> tuple[Tensor, Tensor]:

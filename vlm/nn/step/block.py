@@ -36,6 +36,13 @@ class KeyValueCache:
         self.values = torch.zeros_like(self.keys)
         self.length = 0
 
+    def take_slot(self) -> tuple[int, int]:
+        """Assigns a slot to the next token; returns it, and the number of slots that are then in use."""
+        max_len = self.keys.shape[2]
+        place = self.length % max_len
+        self.length += 1
+        return place, min(self.length, max_len)
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         max_len = self.keys.shape[2]
         place = self.length % max_len if max_len else 0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vlm.machine import return_freed_memory
 from vlm.nn.blocks import ACTIVATIONS, MLP, Block
+from vlm.nn.step.native import NativeLinear, load_library
 from vlm.nn.vocabulary_loss import Head
 
 Product = Callable[[Tensor], Tensor]
@@ -35,7 +36,8 @@ class Int8Linear(InferenceLayer):
     """A linear layer that multiplies 8-bit integers: W8A8 with vector-wise scales (Dettmers et al. 2022, 2.1).
 
     Each output has a scale for its weights. Inputs are quantised on the fly, with a scale per row, so that a row's
-    result does not depend on other rows. Sums of the integers are exact.
+    result does not depend on other rows. Sums of the integers are exact. The products are native.cpp's where it can be
+    compiled, else FBGEMM's.
 
     Args:
         weight: (out, in), on the CPU; float, or already quantised by `quantize_weight`.
@@ -47,10 +49,14 @@ class Int8Linear(InferenceLayer):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         quantized = weight.data if weight.is_quantized else quantize_weight(weight.detach())
-        self.weight = torch.ops.quantized.linear_prepack(quantized, None)  # FBGEMM's layout
         self.bias = None if bias is None else bias.detach().float()
+        self.in_features, library = quantized.shape[1], load_library()
+        self.native = None if library is None else NativeLinear(quantized, self.bias, levels(), library)
+        self.weight = None if self.native else torch.ops.quantized.linear_prepack(quantized, None)  # FBGEMM's layout
 
     def function(self) -> Product:
+        if self.native is not None:
+            return self.native.multiply
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         weight, bias, level = self.weight, self.bias, levels()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from vlm.nn.attention import to_additive_mask
 from vlm.nn.position import PositionInfo, Positions
 from vlm.nn.step.block import KeyValueCache, StepBlock, StepInputs
+from vlm.nn.step.native import NativeBlocks
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -86,6 +87,7 @@ class DecodeState:
     first: int | Tensor = 0
 
     def __post_init__(self) -> None:
+        self.native: NativeBlocks | None = None  # the blocks in C++, if their weights have 8 bits
         self.beam_ancestors: Tensor | None = None
         self._context_bias: Tensor | None = None
         if self.beams > 1:
