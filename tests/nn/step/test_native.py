@@ -12,7 +12,7 @@ from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.nn.attention import record_attention
 from vlm.nn.position import BucketedBias, LearnedPositionsEachLayer, RotaryPositions
-from vlm.nn.step import native, packed
+from vlm.nn.step import native
 from vlm.nn.step.native import NativeLinear, compile_library, load_library
 from vlm.nn.step.packed import Int8Linear, levels, quantize, quantize_weight
 

@@ -11,7 +11,7 @@ from vlm.models.context import Context, Prefix
 from vlm.models.decoder import Decoder
 from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
-from vlm.nn.device import choose_precision, explain_int8
+from vlm.nn.device import choose_precision
 from vlm.nn.step import packed
 from vlm.nn.step.packed import (
     FrozenLinear,
@@ -130,7 +130,6 @@ def test_a_decoder_computes_the_same_in_any_layout(rows: int, options: str, plai
 
 
 # Layers of 8 bits
-
 
 
 @pytest.fixture(params=["native", "FBGEMM"])

@@ -23,8 +23,8 @@ from vlm.nn.blocks import ACTIVATIONS, MLP, GatedMLP, RMSNormPlusOne
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 # Sums may be reordered, as vector instructions need, and no code relies on signed zeros or floating-point exceptions.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
-FLAGS += ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno")
+FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fassociative-math"]
+FLAGS += ["-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"]
 COMPILE_SECONDS = 120  # limit of a compilation, which takes about 2 seconds
 GROUP, INPUTS = 16, 4  # outputs and inputs that are adjacent in the layout of weights
 NORM_KINDS = {nn.Identity: 0, nn.LayerNorm: 1, nn.RMSNorm: 2, RMSNormPlusOne: 2, CosineScale: 3}
@@ -39,9 +39,7 @@ def _structure(name: str, **fields: Any) -> type[ctypes.Structure]:
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _Norm: Any = _structure("Norm", weight=_POINTER, bias=_POINTER, eps=_FLOAT, kind=_INT)
-_Linear: Any = _structure(
-    "Linear", weight=_POINTER, scale=_POINTER, bias=_POINTER, outputs=_LONG, inputs=_LONG
-)
+_Linear: Any = _structure("Linear", weight=_POINTER, scale=_POINTER, bias=_POINTER, outputs=_LONG, inputs=_LONG)
 _NORMS = ("norm1", "norm_cross", "norm2", "norm_q", "norm_k", "norm_cross_q")
 _LINEARS = ("qkv", "proj", "cross_q", "cross_proj", "fc1", "fc2")
 _Block: Any = _structure(
@@ -213,7 +211,7 @@ class NativeBlocks:
             return False
         if type(mlp) not in (MLP, GatedMLP) or any(type(norm) not in NORM_KINDS for norm in norms):
             return False
-        if isinstance(mlp, GatedMLP) and mlp.fc2.native.inputs % GROUP:
+        if isinstance(mlp, GatedMLP) and mlp.fc2.in_features % GROUP:
             return False
         if any(part.attend is not attention for part in parts):  # attention is recorded
             return False
@@ -282,8 +280,9 @@ class NativeBlocks:
         """
         rows = x.shape[0]
         x = x.clone(memory_format=torch.contiguous_format)
-        place, length = [cache.take_slot() for cache in caches][0]
-        step = _Step(rows=rows, place=place, length=length, threads=torch.get_num_threads())
+        slots = [cache.take_slot() for cache in caches]  # the same in all caches
+        step = _Step(rows=rows, threads=torch.get_num_threads())
+        step.place, step.length = slots[0]
         step.caches = _memories([(cache.keys, cache.values) for cache in caches])
         pairs = [pair for pair in contexts if pair is not None]
         if pairs:
