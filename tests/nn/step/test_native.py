@@ -141,8 +141,9 @@ def test_products_are_exact_with_every_set_of_instructions(flags: list[str], sha
     library = native.open_library(compile_library(flags))
     torch.manual_seed(0)
     most = 63 if flags else levels()  # what processors without VNNI use
-    quantized, bias = quantize_weight(torch.randn(shape)), torch.randn(shape[0])
-    layer = NativeLinear(quantized, bias, most, library)
+    weight, bias = torch.randn(shape), torch.randn(shape[0])
+    quantized, parts = quantize_weight(weight), map(quantize_weight, weight.split(2 * native.GROUP))
+    layer = NativeLinear(parts, *shape, bias, most, library)
     for rows in (0, 1, 2, 5, 6, 15):
         x = torch.randn(rows, shape[1])
         x[rows // 2 :, ::5] *= 100

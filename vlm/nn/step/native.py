@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -143,23 +143,35 @@ class NativeLinear:
     """The weights of a linear layer in 8 bits, arranged for native.cpp.
 
     Args:
-        quantized: (out, in), as `quantize_weight` returns it.
+        parts: The weight (out, in) in order, in parts of whole rows as `quantize_weight` returns them; each but the last
+            has a multiple of GROUP rows. They are arranged one by one, so that they may be made one by one.
+        outputs, inputs: The sizes of all parts together.
         bias: (out,) or None.
         levels: Largest absolute value that inputs are rounded to.
         library: The compiled library.
     """
 
-    def __init__(self, quantized: Tensor, bias: Tensor | None, levels: int, library: ctypes.CDLL) -> None:
-        self.library, self.levels, self.bias = library, levels, bias
-        integers = quantized.int_repr()
-        self.outputs, self.inputs = integers.shape
-        self.scale = quantized.q_per_channel_scales().float()
-        padding = (0, -self.inputs % INPUTS, 0, -self.outputs % GROUP)
-        padded = F.pad(integers, padding) if any(padding) else integers
-        # (out / 16, in / 4, 16, 4)
-        tiles = padded.view(len(padded) // GROUP, GROUP, padded.shape[1] // INPUTS, INPUTS).transpose(1, 2)
-        self.weight = tiles.contiguous().view(torch.uint8).bitwise_xor_(128)  # adds 128 in two's complement
-        self.structure = _Linear(self.weight.data_ptr(), self.scale.data_ptr(), _address(bias), *integers.shape)
+    def __init__(
+        self,
+        parts: Iterable[Tensor],
+        outputs: int,
+        inputs: int,
+        bias: Tensor | None,
+        levels: int,
+        library: ctypes.CDLL,
+    ) -> None:
+        self.library, self.levels, self.bias, self.outputs, self.inputs = library, levels, bias, outputs, inputs
+        self.scale = torch.empty(outputs)
+        shape = (-(-outputs // GROUP), -(-inputs // INPUTS), GROUP, INPUTS)
+        self.weight, row = torch.empty(shape, dtype=torch.uint8), 0
+        for part in parts:
+            self.scale[row : row + len(part)] = part.q_per_channel_scales()
+            integers = F.pad(part.int_repr(), (0, -inputs % INPUTS, 0, -len(part) % GROUP))
+            tiles = integers.view(-1, GROUP, shape[1], INPUTS).transpose(1, 2).view(torch.uint8)
+            self.weight[row // GROUP : row // GROUP + len(tiles)] = tiles
+            row += len(part)
+        self.weight.bitwise_xor_(128)  # adds 128 in two's complement
+        self.structure = _Linear(self.weight.data_ptr(), self.scale.data_ptr(), _address(bias), outputs, inputs)
         self.address = ctypes.addressof(self.structure)
 
     def multiply(self, x: Tensor) -> Tensor:

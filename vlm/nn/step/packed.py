@@ -18,7 +18,7 @@ from vlm.nn.vocabulary_loss import Head
 Product = Callable[[Tensor], Tensor]
 WEIGHT = 127  # largest quantised weight
 TINY = 1e-30  # minimum scale, for rows of zeros
-ROWS_AT_ONCE = 256  # of a weight that is quantised
+ROWS_AT_ONCE = 256  # that are quantised together, a multiple of native.GROUP
 
 
 class InferenceLayer(nn.Module):
@@ -48,11 +48,17 @@ class Int8Linear(InferenceLayer):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        quantized = weight.data if weight.is_quantized else quantize_weight(weight.detach())
+        weight, library = weight.data, load_library()
         self.bias = None if bias is None else bias.detach().float()
-        self.in_features, library = quantized.shape[1], load_library()
-        self.native = None if library is None else NativeLinear(quantized, self.bias, levels(), library)
-        self.weight = None if self.native else torch.ops.quantized.linear_prepack(quantized, None)  # FBGEMM's layout
+        outputs, self.in_features = weight.shape
+        self.native = None
+        if library is not None:
+            parts = [weight] if weight.is_quantized else map(quantize_weight, weight.split(ROWS_AT_ONCE))
+            self.native = NativeLinear(parts, outputs, self.in_features, self.bias, levels(), library)
+            self.weight = None
+        else:
+            quantized = weight if weight.is_quantized else quantize_weight(weight)
+            self.weight = torch.ops.quantized.linear_prepack(quantized, None)  # FBGEMM's layout
 
     def function(self) -> Product:
         if self.native is not None:
