@@ -143,8 +143,8 @@ class NativeLinear:
     """The weights of a linear layer in 8 bits, arranged for native.cpp.
 
     Args:
-        parts: The weight (out, in) in order, in parts of whole rows as `quantize_weight` returns them; each but the last
-            has a multiple of GROUP rows. They are arranged one by one, so that they may be made one by one.
+        parts: The weight (out, in) in parts of whole rows, as `quantize_weight` returns them. Each but the last has a
+            multiple of GROUP rows. They are arranged one by one, so that they may be made one by one.
         outputs, inputs: The sizes of all parts together.
         bias: (out,) or None.
         levels: Largest absolute value that inputs are rounded to.
