@@ -86,7 +86,7 @@ def test_few_tensors_are_in_memory_while_they_are_converted(tmp_path, dtype, mon
     monkeypatch.setattr(gguf_file, "read_tensor", watched)
     read(tmp_path / "a.gguf", dtype=dtype)
     assert len(counts) > 100
-    assert max(counts) <= 3 * (gguf_file.AHEAD + 2)  # three tensors are joined at most
+    assert max(counts) <= 9  # three tensors are joined at most; they are in use, read, and being read
 
 
 def test_a_tokenizer_that_was_read_is_built_once(tmp_path):

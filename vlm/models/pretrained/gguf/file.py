@@ -1,7 +1,6 @@
 """Reads a GGUF file (llama.cpp) like a Hugging Face folder."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
@@ -128,7 +127,6 @@ def import_gguf() -> Any:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-AHEAD = 2  # results that are computed ahead, by as many threads; each more would also hold more memory
 
 
 class LazyTensors(MutableMapping[str, Tensor]):
@@ -161,15 +159,15 @@ class LazyTensors(MutableMapping[str, Tensor]):
 
 
 def read_ahead(read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yields the result for each item in order, while threads compute the next ones."""
-    pending: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(AHEAD) as pool:
+    """Yields the result for each item in order, while a thread computes the next one."""
+    following: Future[Result] | None = None
+    with ThreadPoolExecutor(1) as pool:  # more threads are no faster, and hold more memory
         for item in items:
-            pending.append(pool.submit(read, item))
-            if len(pending) > AHEAD:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+            current, following = following, pool.submit(read, item)
+            if current is not None:
+                yield current.result()
+        if following is not None:
+            yield following.result()
 
 
 SUFFIX = ".gguf"
