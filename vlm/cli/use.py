@@ -191,8 +191,7 @@ def run_predictor(
     read = [*arguments.paths(inputs), *options.files(), model.checkpoint]
     out = Output(output.out, inputs=read)
     records = kind.records(output.form, out, options)
-    with paused_collection():
-        predictor = model.load(kind, loaded=loaded)
+    predictor = model.load(kind, loaded=loaded)
     predictor.check_options(options)
     trace = Trace(getattr(options, "trace", None), predictor, options, inputs=read, out=output.out)
     with out, records, trace:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, 
 from vlm.checkpoint.locate import PREFIX as HUB
 from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
 from vlm.errors import Range, UserError, did_you_mean, find_similar
+from vlm.machine import paused_collection
 from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, SUFFIX, join_adapters, join_pair
 
 if TYPE_CHECKING:
@@ -231,14 +232,16 @@ class ModelOptions:
     def load(self, kind: Callable[..., Loaded], **options: Any) -> Loaded:
         """Loads the predictor of the checkpoint on the device and in the precision of the options."""
         from vlm.config.target import check_package
-        from vlm.nn.device import choose_device, choose_precision
 
         if self.trust is not None:
             check_package(self.trust, "--trust ")
-        device = choose_device(self.device)
-        dtype = choose_precision(self.precision, device)
-        options |= {"device": device, "dtype": dtype, "int8": self.precision == "int8"}
-        return kind(self.checkpoint, trust=self.trust, **options)
+        with paused_collection():
+            from vlm.nn.device import choose_device, choose_precision
+
+            device = choose_device(self.device)
+            dtype = choose_precision(self.precision, device)
+            options |= {"device": device, "dtype": dtype, "int8": self.precision == "int8"}
+            return kind(self.checkpoint, trust=self.trust, **options)
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 from vlm.checkpoint.locate import PREFIX
 from vlm.errors import UserError, print_error, printable
 from vlm.inference.options import BatchSize, DecodingOptions, Language, ModelOptions, Option
+from vlm.machine import paused_collection
 from vlm.serving.server import LOCAL_HOSTS, OriginPolicy, listen, reachable_urls
 
 KEY = "VLM_SERVE_KEY"
@@ -45,8 +46,9 @@ def serve(
         UserError: The API key is not usable in an HTTP header, the model does not support an option, or the address is
             not available.
     """
-    from vlm.inference.predictor import load_predictor
-    from vlm.serving.app import Service, make_app
+    with paused_collection():
+        from vlm.inference.predictor import load_predictor
+        from vlm.serving.app import Service, make_app
 
     key = os.environ.get(KEY)
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):

@@ -64,9 +64,10 @@ def _caption_images(
     Raises:
         UserError: --format, --continue or their file of --out does not fit, or an option does not suit the model.
     """
-    from vlm.inference.use import write_results
-    from vlm.inference.writing import Trace
-    from vlm.tasks.captioning.predict import Captioner, CaptionPage
+    with paused_collection():
+        from vlm.inference.use import write_results
+        from vlm.inference.writing import Trace
+        from vlm.tasks.captioning.predict import Captioner, CaptionPage
 
     input_files = [*paths, model.checkpoint]
     out = Output(output.out, inputs=input_files, append=files.resume)
@@ -76,8 +77,7 @@ def _caption_images(
         records = CaptionPage(out)
     elif records is None:
         records = Records(form=output.form, fields=("image", "caption"), output=out)
-    with paused_collection():
-        captioner = model.load(Captioner)
+    captioner = model.load(Captioner)
     captioner.check_options(options)
     trace = Trace(options.trace, captioner, options, inputs=input_files, out=output.out)
     observer = None

@@ -10,6 +10,7 @@ from vlm.errors import UserError, print_error, printable_lines
 from vlm.inference.arguments import check_readable, check_utf8
 from vlm.inference.command_options import AnswerOptions, ChatArguments
 from vlm.inference.options import ModelOptions
+from vlm.machine import paused_collection
 
 if TYPE_CHECKING:
     from vlm.tasks.chat.session import Chat
@@ -33,8 +34,9 @@ def chat(arguments: ChatArguments, model: ModelOptions, options: AnswerOptions) 
     paths = find_images(arguments.images or [], repeated=True)
     for path in paths:
         check_readable([path])
-    from vlm.tasks.chat.predictor import ChatPredictor, ContextFullError
-    from vlm.tasks.chat.session import Chat
+    with paused_collection():
+        from vlm.tasks.chat.predictor import ChatPredictor, ContextFullError
+        from vlm.tasks.chat.session import Chat
 
     predictor = model.load(ChatPredictor)
     predictor.prepack(1)
