@@ -1,5 +1,6 @@
 """Products and decode steps in C++ equal those of torch's operators."""
 
+import copy
 import logging
 import subprocess
 
@@ -14,7 +15,7 @@ from vlm.nn.attention import record_attention
 from vlm.nn.position import BucketedBias, LearnedPositionsEachLayer, RotaryPositions
 from vlm.nn.step import native
 from vlm.nn.step.native import NativeLinear, compile_library, load_library
-from vlm.nn.step.packed import Int8Linear, levels, quantize, quantize_weight
+from vlm.nn.step.packed import Int8Linear, levels, prepack_for_decoding, quantize, quantize_weight
 
 BLOCK = 32  # inputs that share a scale
 pytestmark = pytest.mark.skipif(load_library() is None, reason="there is no C++ compiler with OpenMP")
@@ -41,24 +42,27 @@ def both_ways(decoder: Decoder, monkeypatch, *arguments, **options) -> tuple[Ten
         return found, decode_steps(decoder, *arguments, **options)
 
 
-def assert_near(found: Tensor, truth: Tensor) -> None:
+def assert_near(found: Tensor, truth: Tensor, largest: float = 0.02) -> None:
     """Compares logits (rows, steps, V).
 
-    Rounding differs in the last bit. Where an input lies between two integers, it then becomes the other one, and later
-    steps of the row differ by that too; most steps must not.
+    Rounding differs in the last bit. Where an input in 8 bits lies between two integers, it then becomes the other one,
+    and later steps of the row differ by that too; most steps must not.
     """
     errors = (found - truth).norm(dim=-1) / truth.norm(dim=-1)
-    assert errors.median() < 1e-5 and errors.max() < 0.02
+    assert errors.median() < 1e-5 and errors.max() < largest
     assert len({tuple(row) for row in found[:, -1].tolist()}) == len(found)  # inputs have an effect
 
 
-def make_decoder(**options) -> Decoder:
+def make_decoder(weights: str = "int8", **options) -> Decoder:
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_len": 40, "dim": 48, "depth": 2, "num_heads": 4}
     decoder = Decoder(**(sizes | options)).eval()
     for parameter in decoder.parameters():  # biases and scales that are not 0 and 1
         parameter.data += 0.1 * torch.randn_like(parameter)
-    quantize(decoder, [decoder])
+    if weights == "int8":
+        quantize(decoder, [decoder])
+    else:
+        prepack_for_decoding(decoder, rows=2)
     return decoder
 
 
@@ -74,9 +78,10 @@ BLOCKS = {
 }
 
 
+@pytest.mark.parametrize("weights", ["int8", "float32"])
 @pytest.mark.parametrize("positions", ["learned", "rotary", "bias"])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_steps_equal_those_of_operators(block: str, positions: str, monkeypatch) -> None:
+def test_steps_equal_those_of_operators(block: str, positions: str, weights: str, monkeypatch) -> None:
     options = dict(BLOCKS[block])
     heads = options.get("num_heads", 4)
     head_dim = options.get("head_dim") or options.get("dim", 48) // heads
@@ -84,9 +89,23 @@ def test_steps_equal_those_of_operators(block: str, positions: str, monkeypatch)
         options["positions"] = RotaryPositions(head_dim=head_dim)
     if positions == "bias":
         options["positions"] = BucketedBias(num_heads=heads, buckets=8, furthest=20)
-    decoder = make_decoder(**options)
+    decoder = make_decoder(weights, **options)
     found, truth = both_ways(decoder, monkeypatch, torch.randint(50, (3, 12)), None)
-    assert_near(found, truth)
+    assert_near(found, truth, 0.02 if weights == "int8" else 1e-5)
+
+
+@pytest.mark.parametrize("block", ["GPT-2", "Llama"])
+def test_steps_in_bfloat16_are_nearer_to_float32_than_those_of_operators(block: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "max_len": 12, "dim": 48, "depth": 2, "num_heads": 4}
+    exact = Decoder(**(sizes | BLOCKS[block])).eval().bfloat16().float()
+    low, tokens = copy.deepcopy(exact).bfloat16(), torch.randint(50, (3, 12))
+    truth, plain = decode_steps(exact, tokens, None), decode_steps(copy.deepcopy(low), tokens, None)
+    prepack_for_decoding(low, rows=2)
+    assert low.start(None, rows=3, max_len=12).native is not None
+    found = decode_steps(low, tokens, None)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - truth).norm() < min(0.01 * truth.norm(), (plain.float() - truth).norm())
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -143,7 +162,7 @@ def test_products_are_exact_with_every_set_of_instructions(flags: list[str], sha
     most = 63 if flags else levels()  # what processors without VNNI use
     weight, bias = torch.randn(shape), torch.randn(shape[0])
     quantized, parts = quantize_weight(weight), map(quantize_weight, weight.split(2 * native.GROUP))
-    layer = NativeLinear(parts, *shape, bias, most, library)
+    layer = NativeLinear(parts, torch.qint8, *shape, bias, most, library)
     for rows in (0, 1, 2, 5, 6, 15):
         x = torch.randn(rows, shape[1])
         x[rows // 2 :, ::5] *= 100
@@ -152,6 +171,25 @@ def test_products_are_exact_with_every_set_of_instructions(flags: list[str], sha
         rounded = ((blocks / scale).round().double() * scale).flatten(1)[:, : shape[1]]
         truth = rounded @ quantized.dequantize().double().t() + bias
         torch.testing.assert_close(layer.multiply(x).double(), truth, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("flags", [[], ["-mno-avx512bf16"], ["-mno-avx512f"], ["-mno-avx512f", "-mno-avx2"]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 48), (37, 23), (1, 5), (130, 1)])
+def test_float_products_equal_those_in_double_precision(dtype, shape: tuple[int, int], flags: list[str]) -> None:
+    if flags and not torch.cpu.get_capabilities().get("avx2"):
+        pytest.skip("flags of x86 processors with AVX2")
+    torch.manual_seed(0)
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0]).to(dtype)
+    layer = NativeLinear.from_floats(weight, bias, native.open_library(compile_library(flags)))
+    whole = torch.randn(15, shape[1]).to(dtype)
+    for rows in (0, 1, 2, 5, 6, 15):
+        found = layer.multiply(whole[:rows])
+        truth = whole[:rows].double() @ weight.double().t() + bias.double()
+        torch.testing.assert_close(
+            found.double(), truth.to(dtype).double(), rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-5
+        )
+        assert found.dtype == dtype and torch.equal(found, layer.multiply(whole)[:rows])
 
 
 def test_without_a_compiler_fbgemm_multiplies(monkeypatch, tmp_path, caplog) -> None:

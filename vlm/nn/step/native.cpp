@@ -1,4 +1,5 @@
-// One decode step of a stack of transformer blocks with 8-bit weights: the compiled form of block.py, which explains it.
+// One decode step of a stack of transformer blocks, and products of its weights: the compiled form of block.py, which
+// explains it. Weights are float32, bfloat16 or integers of 8 bits; everything else is float32.
 //
 // All threads run through the blocks together and wait for each other four times a block. What is cheap, such as norms,
 // every thread computes for itself instead.
@@ -19,6 +20,7 @@ namespace {
 constexpr float kTiny = 1e-30f;  // minimum scale, for blocks of zeros
 constexpr int64_t kBlock = 32;   // inputs that share a scale
 
+enum WeightKind : int32_t { kInt8, kFloat32, kBfloat16 };
 enum NormKind : int32_t { kNone, kLayerNorm, kRmsNorm, kCosine };
 enum Activation : int32_t { kRelu, kGelu, kGeluTanh, kQuickGelu, kSilu };
 
@@ -34,10 +36,11 @@ struct Norm {
 };
 
 struct Linear {
-    const uint8_t* weight;  // (out / 16, in / 4, 16, 4): integers plus 128, padded
-    const float* scale;     // (out,)
-    const float* bias;      // (out,) or null
+    const void* weight;  // (out / 16, in / n, 16, n), padded, with n = 4 for kInt8 (integers plus 128), else 1 or 2
+    const float* scale;  // (out,), for kInt8
+    const float* bias;   // (out,) or null
     int64_t out, in;
+    int32_t kind, levels;  // for kInt8, inputs are rounded to -levels to levels
 };
 
 struct Block {
@@ -48,7 +51,7 @@ struct Block {
 
 struct Model {
     int64_t dim, heads, kv_heads, head_dim, hidden, num_blocks;
-    int32_t activation, gated, has_cross, levels;  // inputs are rounded to -levels to levels
+    int32_t activation, gated, has_cross;
     const Block* blocks;
 };
 
@@ -139,25 +142,58 @@ void normalize(const Norm& norm, const float* x, float* y, int64_t dim, int64_t 
     if (norm.bias) for (int64_t i = 0; i < dim; ++i) y[i] += norm.bias[i];
 }
 
-int64_t padded(int64_t in) { return (in + 3) / 4 * 4; }
+constexpr int64_t kAdjacent[] = {4, 1, 2};  // adjacent inputs of a weight, by kind
+
+int64_t padded(const Linear& layer) {
+    const int64_t unit = kAdjacent[layer.kind];
+    return (layer.in + unit - 1) / unit * unit;
+}
+
 int64_t blocks_of(int64_t in) { return (in + kBlock - 1) / kBlock; }
 
-// Inputs of a product in 8 bits, with a scale for every block of each row: a thread's own copy of all rows. A block is
-// small, because the scale of a row would follow its largest value, beside which language models' others are tiny.
-struct Inputs {
-    std::vector<int8_t> values;   // (rows, padded(in)), the padding 0
-    std::vector<float> scales;    // (rows, blocks)
-    std::vector<int32_t> shifts;  // (rows, blocks): what the 128 that is added to weights contributes, negative
+uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
+}
 
-    void reserve(int64_t rows, int64_t in) {
-        const size_t blocks = rows * blocks_of(in);
-        values.resize(std::max<size_t>(values.size(), rows * padded(in)));
-        scales.resize(std::max(scales.size(), blocks));
-        shifts.resize(std::max(shifts.size(), blocks));
+// Rows of inputs in the type that a layer multiplies. In 8 bits, every block of a row has a scale. Blocks are small,
+// because a row's scale would follow its largest value, beside which most values of a language model are tiny.
+struct Inputs {
+    std::vector<float> floats;     // (rows, in)
+    std::vector<uint16_t> halves;  // (rows, padded), bfloat16; paddings are 0
+    std::vector<int8_t> integers;  // (rows, padded)
+    std::vector<float> scales;     // (rows, blocks)
+    std::vector<int32_t> shifts;   // (rows, blocks): what the 128 that is added to weights contributes, negative
+
+    void reserve(const Linear& layer, int64_t rows) {
+        const auto grow = [rows](auto& values, int64_t size) {
+            values.resize(std::max<size_t>(values.size(), rows * size));
+        };
+        if (layer.kind == kFloat32) return grow(floats, layer.in);
+        if (layer.kind == kBfloat16) return grow(halves, padded(layer));
+        grow(integers, padded(layer));
+        grow(scales, blocks_of(layer.in));
+        grow(shifts, blocks_of(layer.in));
     }
 
-    void quantize_row(const float* x, int64_t in, int levels, int64_t row) {
-        int8_t* y = values.data() + row * padded(in);
+    void convert_row(const Linear& layer, const float* x, int64_t row) {
+        const int64_t in = layer.in, all = padded(layer);
+        if (layer.kind == kFloat32) {
+            std::memcpy(floats.data() + row * in, x, in * sizeof(float));
+        } else if (layer.kind == kBfloat16) {
+            uint16_t* y = halves.data() + row * all;
+            for (int64_t i = 0; i < in; ++i) y[i] = to_bfloat16(x[i]);
+            std::fill(y + in, y + all, uint16_t{0});
+        } else {
+            int8_t* y = integers.data() + row * all;
+            quantize_row(x, in, layer.levels, y, row);
+            std::fill(y + in, y + all, int8_t{0});
+        }
+    }
+
+   private:
+    void quantize_row(const float* x, int64_t in, int levels, int8_t* y, int64_t row) {
         const int64_t blocks = blocks_of(in);
         for (int64_t b = 0; b < blocks; ++b) {
             const int64_t first = b * kBlock, last = std::min(in, first + kBlock);
@@ -173,11 +209,11 @@ struct Inputs {
             scales[row * blocks + b] = size / levels;
             shifts[row * blocks + b] = -128 * sum;
         }
-        for (int64_t i = in; i < padded(in); ++i) y[i] = 0;
     }
 };
 
-// Sums of kLanes outputs, and `multiply_add`: four inputs times their weights. `accumulate` adds x times a scale to y.
+// Sums of kLanes outputs, of integers or floats. `multiply_add` adds the inputs at x times the weights of each output:
+// four in 8 bits, one in float32, two in bfloat16. `accumulate` adds integers times a scale.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 
 constexpr int kLanes = 16;
@@ -187,14 +223,35 @@ using Totals = __m512;
 
 inline Sums fill(int32_t value) { return _mm512_set1_epi32(value); }
 
+inline Sums broadcast(const void* x) {
+    int32_t bits;
+    std::memcpy(&bits, x, sizeof bits);
+    return fill(bits);
+}
+
 inline Sums multiply_add(Sums sums, const int8_t* x, const uint8_t* weight) {
-    int32_t four;
-    std::memcpy(&four, x, sizeof four);
-    return _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(weight), _mm512_set1_epi32(four));
+    return _mm512_dpbusd_epi32(sums, _mm512_loadu_si512(weight), broadcast(x));
 }
 
 inline Totals accumulate(Totals y, Sums x, float scale) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(scale), y);
+}
+
+inline Totals multiply_add(Totals sums, const float* x, const float* weight) {
+    return _mm512_fmadd_ps(_mm512_loadu_ps(weight), _mm512_set1_ps(*x), sums);
+}
+
+inline Totals multiply_add(Totals sums, const uint16_t* x, const uint16_t* weight) {
+    const __m512i inputs = broadcast(x), weights = _mm512_loadu_si512(weight);
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sums, (__m512bh)weights, (__m512bh)inputs);
+#else
+    const __m512i high = fill(static_cast<int32_t>(0xffff0000));
+    const auto first = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+    const auto second = [high](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, high)); };
+    sums = _mm512_fmadd_ps(first(weights), first(inputs), sums);
+    return _mm512_fmadd_ps(second(weights), second(inputs), sums);
+#endif
 }
 
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -206,17 +263,34 @@ using Totals = __m256;
 
 inline Sums fill(int32_t value) { return _mm256_set1_epi32(value); }
 
+inline Sums broadcast(const void* x) {
+    int32_t bits;
+    std::memcpy(&bits, x, sizeof bits);
+    return fill(bits);
+}
+
+inline Sums load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+
 inline Sums multiply_add(Sums sums, const int8_t* x, const uint8_t* weight) {
-    int32_t four;
-    std::memcpy(&four, x, sizeof four);
     // Pairs of products are added in 16 bits, which inputs of 7 bits cannot exceed: see `levels` in packed.py.
-    const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight));
-    const __m256i pairs = _mm256_maddubs_epi16(weights, _mm256_set1_epi32(four));
+    const __m256i pairs = _mm256_maddubs_epi16(load(weight), broadcast(x));
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
 inline Totals accumulate(Totals y, Sums x, float scale) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(scale), y);
+}
+
+inline Totals multiply_add(Totals sums, const float* x, const float* weight) {
+    return _mm256_fmadd_ps(_mm256_loadu_ps(weight), _mm256_set1_ps(*x), sums);
+}
+
+inline Totals multiply_add(Totals sums, const uint16_t* x, const uint16_t* weight) {
+    const __m256i inputs = broadcast(x), weights = load(weight), high = fill(static_cast<int32_t>(0xffff0000));
+    const auto first = [](__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); };
+    const auto second = [high](__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, high)); };
+    sums = _mm256_fmadd_ps(first(weights), first(inputs), sums);
+    return _mm256_fmadd_ps(second(weights), second(inputs), sums);
 }
 
 #else
@@ -235,92 +309,135 @@ inline Sums multiply_add(Sums sums, const int8_t* x, const uint8_t* weight) {
 
 inline Totals accumulate(Totals y, Sums x, float scale) { return y + static_cast<float>(x) * scale; }
 
+inline Totals multiply_add(Totals sums, const float* x, const float* weight) { return sums + *x * *weight; }
+
+inline Totals multiply_add(Totals sums, const uint16_t* x, const uint16_t* weight) {
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t bits[] = {static_cast<uint32_t>(x[i]) << 16, static_cast<uint32_t>(weight[i]) << 16};
+        float values[2];
+        std::memcpy(values, bits, sizeof values);
+        sums += values[0] * values[1];
+    }
+    return sums;
+}
+
 #endif
 
 constexpr int kParts = 16 / kLanes;  // of a group
 
-// Outputs of GROUPS groups of 16 from the group `first` on, of ROWS rows from `row` on: y = x W^T + b, or y += it.
+// Products of a tile: GROUPS groups of 16 outputs, ROWS rows. Weights and inputs are those of its first output and row.
 template <int ROWS, int GROUPS>
-inline void multiply_tile(const Linear& layer, const Inputs& inputs, int64_t row, int64_t first, float* y,
-                          int64_t stride, bool add) {
-    const int64_t in = padded(layer.in), group = 16 * in, blocks = blocks_of(layer.in);
-    const uint8_t* weight = layer.weight + first * group;
-    const int8_t* x = inputs.values.data() + row * in;
-    const float* scales = inputs.scales.data() + row * blocks;
-    const int32_t* shifts = inputs.shifts.data() + row * blocks;
-    Totals totals[ROWS][GROUPS][kParts] = {};
+using Tile = Totals[ROWS][GROUPS * kParts];
+
+template <typename W, typename X, typename S, int ROWS, int GROUPS>
+inline void add_products(S (&sums)[ROWS][GROUPS * kParts], const W* weight, const X* x, int64_t in, int64_t adjacent,
+                         int64_t first, int64_t last) {
+    for (int64_t k = first; k < last; k += adjacent) {
+#pragma GCC unroll 32
+        for (int g = 0; g < GROUPS * kParts; ++g) {
+            const W* own = weight + g / kParts * 16 * in + 16 * k + g % kParts * kLanes * adjacent;
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) sums[r][g] = multiply_add(sums[r][g], x + r * in + k, own);
+        }
+    }
+}
+
+template <int ROWS, int GROUPS>
+inline void multiply_int8(Tile<ROWS, GROUPS>& totals, const Linear& layer, const Inputs& inputs, int64_t row,
+                          int64_t output) {
+    const int64_t in = padded(layer), blocks = blocks_of(layer.in);
+    const uint8_t* weight = static_cast<const uint8_t*>(layer.weight) + output * in;
     for (int64_t b = 0; b < blocks; ++b) {
-        Sums sums[ROWS][GROUPS][kParts];
+        Sums sums[ROWS][GROUPS * kParts];
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 32
-            for (int g = 0; g < GROUPS * kParts; ++g) sums[r][g / kParts][g % kParts] = fill(shifts[r * blocks + b]);
+            for (int g = 0; g < GROUPS * kParts; ++g) sums[r][g] = fill(inputs.shifts[(row + r) * blocks + b]);
         }
-        const int64_t last = std::min(in, (b + 1) * kBlock);
-        for (int64_t k = b * kBlock; k < last; k += 4) {
-#pragma GCC unroll 32
-            for (int g = 0; g < GROUPS * kParts; ++g) {
-                const uint8_t* four = weight + g / kParts * group + 16 * k + 4 * kLanes * (g % kParts);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; ++r) {
-                    Sums& sum = sums[r][g / kParts][g % kParts];
-                    sum = multiply_add(sum, x + r * in + k, four);
-                }
-            }
-        }
+        add_products<uint8_t, int8_t, Sums, ROWS, GROUPS>(sums, weight, inputs.integers.data() + row * in, in, 4,
+                                                          b * kBlock, std::min(in, (b + 1) * kBlock));
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
-            const float scale = scales[r * blocks + b];
 #pragma GCC unroll 32
             for (int g = 0; g < GROUPS * kParts; ++g) {
-                Totals& total = totals[r][g / kParts][g % kParts];
-                total = accumulate(total, sums[r][g / kParts][g % kParts], scale);
+                totals[r][g] = accumulate(totals[r][g], sums[r][g], inputs.scales[(row + r) * blocks + b]);
             }
         }
     }
+}
+
+// y = x W^T + b, or y += it, for a tile from `row` and `output` on.
+template <WeightKind KIND, int ROWS, int GROUPS>
+inline void multiply_tile(const Linear& layer, const Inputs& inputs, int64_t row, int64_t output, float* y,
+                          int64_t stride, bool add) {
+    const int64_t in = padded(layer);
+    Tile<ROWS, GROUPS> totals = {};
+    if constexpr (KIND == kFloat32) {
+        const float* weight = static_cast<const float*>(layer.weight) + output * in;
+        add_products<float, float, Totals, ROWS, GROUPS>(totals, weight, inputs.floats.data() + row * in, in, 1, 0, in);
+    } else if constexpr (KIND == kBfloat16) {
+        const uint16_t* weight = static_cast<const uint16_t*>(layer.weight) + output * in;
+        add_products<uint16_t, uint16_t, Totals, ROWS, GROUPS>(totals, weight, inputs.halves.data() + row * in, in, 2,
+                                                               0, in);
+    } else {
+        multiply_int8<ROWS, GROUPS>(totals, layer, inputs, row, output);
+    }
     for (int g = 0; g < GROUPS; ++g) {
-        const int64_t n = 16 * (first + g), count = std::min<int64_t>(16, layer.out - n);
+        const int64_t n = output + 16 * g, count = std::min<int64_t>(16, layer.out - n);
         for (int r = 0; r < ROWS; ++r) {
             float values[16];
             for (int p = 0; p < kParts; ++p) {
-                const Totals total = totals[r][g][p];
+                const Totals total = totals[r][g * kParts + p];
                 std::memcpy(values + kLanes * p, &total, sizeof total);
             }
-            float* place = y + r * stride + n;
+            float* place = y + (row + r) * stride + n;
             for (int64_t o = 0; o < count; ++o) {
-                const float value = values[o] * layer.scale[n + o] + (layer.bias ? layer.bias[n + o] : 0.0f);
+                float value = values[o] * (layer.scale ? layer.scale[n + o] : 1.0f);
+                value += layer.bias ? layer.bias[n + o] : 0.0f;
                 place[o] = add ? place[o] + value : value;
             }
         }
     }
 }
 
-template <int GROUPS>
-void multiply_rows(const Linear& layer, const Inputs& x, int64_t rows, int64_t first, float* y, int64_t stride,
-                   bool add) {
-    int64_t r = 0;
-    for (; r + kRows <= rows; r += kRows) multiply_tile<kRows, GROUPS>(layer, x, r, first, y + r * stride, stride, add);
-    for (; r + 2 <= rows; r += 2) multiply_tile<2, GROUPS>(layer, x, r, first, y + r * stride, stride, add);
-    for (; r < rows; ++r) multiply_tile<1, GROUPS>(layer, x, r, first, y + r * stride, stride, add);
-}
-
 struct Range {
     int64_t first, last;
 };
 
-// The part of `count` items that a thread computes.
-Range share(int64_t count, int thread, int threads) {
-    return {count * thread / threads, count * (thread + 1) / threads};
+// The part of `outputs` that a thread computes, in groups of 16.
+Range share(int64_t outputs, int thread, int threads) {
+    const int64_t groups = (outputs + 15) / 16;
+    const int64_t first = 16 * (groups * thread / threads), last = 16 * (groups * (thread + 1) / threads);
+    return {std::min(outputs, first), std::min(outputs, last)};
 }
 
-int64_t groups_of(int64_t outputs) { return (outputs + 15) / 16; }
+// Weights stay in the cache while all rows use them. For a single row, they are read strictly in order, as fast as
+// memory allows: with several groups at a time, processors fetch less ahead.
+template <WeightKind KIND>
+void multiply_kind(const Linear& layer, const Inputs& x, int64_t rows, Range outputs, float* y, int64_t stride,
+                   bool add) {
+    int64_t n = outputs.first;
+    for (; rows > 1 && n + 16 * kGroups <= outputs.last; n += 16 * kGroups) {
+        int64_t r = 0;
+        for (; r + kRows <= rows; r += kRows) multiply_tile<KIND, kRows, kGroups>(layer, x, r, n, y, stride, add);
+        for (; r + 2 <= rows; r += 2) multiply_tile<KIND, 2, kGroups>(layer, x, r, n, y, stride, add);
+        for (; r < rows; ++r) multiply_tile<KIND, 1, kGroups>(layer, x, r, n, y, stride, add);
+    }
+    for (; n < outputs.last; n += 16) {
+        for (int64_t r = 0; r < rows; ++r) multiply_tile<KIND, 1, 1>(layer, x, r, n, y, stride, add);
+    }
+}
 
-// Groups of 16 outputs, of all rows. Weights stay in the cache while all rows use them. For a single row, they are read
-// strictly in order, as fast as memory allows: with two groups at a time, processors fetch less ahead.
-void multiply(const Linear& layer, const Inputs& x, int64_t rows, Range groups, float* y, int64_t stride, bool add) {
-    int64_t g = groups.first;
-    for (; rows > 1 && g + kGroups <= groups.last; g += kGroups) multiply_rows<kGroups>(layer, x, rows, g, y, stride, add);
-    for (; g < groups.last; ++g) multiply_rows<1>(layer, x, rows, g, y, stride, add);
+// Some outputs of all rows, the first of them a multiple of 16.
+void multiply(const Linear& layer, const Inputs& x, int64_t rows, Range outputs, float* y, int64_t stride, bool add) {
+    switch (layer.kind) {
+        case kFloat32:
+            return multiply_kind<kFloat32>(layer, x, rows, outputs, y, stride, add);
+        case kBfloat16:
+            return multiply_kind<kBfloat16>(layer, x, rows, outputs, y, stride, add);
+        default:
+            return multiply_kind<kInt8>(layer, x, rows, outputs, y, stride, add);
+    }
 }
 
 void rotate(float* x, const float* cos, const float* sin, int64_t head_dim) {
@@ -406,45 +523,41 @@ class Worker {
     }
 
    private:
-    void quantize_inputs(const float* x, int64_t in, int64_t stride, const Norm* norm = nullptr) {
-        inputs_.reserve(step_.rows, in);
+    void convert_inputs(const Linear& layer, const float* x, int64_t stride, const Norm* norm = nullptr) {
+        inputs_.reserve(layer, step_.rows);
         for (int64_t r = 0; r < step_.rows; ++r) {
             const float* row = x + r * stride;
-            if (norm) normalize(*norm, row, row_.data(), in);
-            inputs_.quantize_row(norm ? row_.data() : row, in, model_.levels, r);
+            if (norm) normalize(*norm, row, row_.data(), layer.in);
+            inputs_.convert_row(layer, norm ? row_.data() : row, r);
         }
     }
 
-    Range own_groups(int64_t outputs) { return share(groups_of(outputs), thread_, threads_); }
-
     void project_normed(const Norm& norm, const Linear& layer, float* y) {
-        quantize_inputs(x_, layer.in, layer.in, &norm);
-        multiply(layer, inputs_, step_.rows, own_groups(layer.out), y, layer.out, false);
+        convert_inputs(layer, x_, layer.in, &norm);
+        multiply(layer, inputs_, step_.rows, share(layer.out, thread_, threads_), y, layer.out, false);
 #pragma omp barrier
     }
 
     void add_projected(const Linear& layer, const float* inputs, int64_t stride) {
-        quantize_inputs(inputs, layer.in, stride);
-        multiply(layer, inputs_, step_.rows, own_groups(layer.out), x_, layer.out, true);
+        convert_inputs(layer, inputs, stride);
+        multiply(layer, inputs_, step_.rows, share(layer.out, thread_, threads_), x_, layer.out, true);
 #pragma omp barrier
     }
 
     void feed_forward(const Block& block) {
-        quantize_inputs(x_, model_.dim, model_.dim, &block.norm2);
+        convert_inputs(block.fc1, x_, model_.dim, &block.norm2);
         const int64_t hidden = model_.hidden, stride = block.fc1.out;
-        const Range groups = own_groups(hidden);
+        const Range own = share(hidden, thread_, threads_);
         float* y = shared_.hidden.data();
-        multiply(block.fc1, inputs_, step_.rows, groups, y, stride, false);
-        if (model_.gated) {  // hidden is a multiple of 16
-            const Range values = {groups.first + hidden / 16, groups.last + hidden / 16};
-            multiply(block.fc1, inputs_, step_.rows, values, y, stride, false);
+        multiply(block.fc1, inputs_, step_.rows, own, y, stride, false);
+        if (model_.gated) {
+            multiply(block.fc1, inputs_, step_.rows, {own.first + hidden, own.last + hidden}, y, stride, false);
         }
-        const int64_t first = std::min(16 * groups.first, hidden), last = std::min(16 * groups.last, hidden);
         for (int64_t r = 0; r < step_.rows; ++r) {
             float* row = y + r * stride;
-            activate(model_.activation, row + first, last - first);
+            activate(model_.activation, row + own.first, own.last - own.first);
             if (model_.gated) {
-                for (int64_t i = first; i < last; ++i) row[i] *= row[hidden + i];
+                for (int64_t i = own.first; i < own.last; ++i) row[i] *= row[hidden + i];
             }
         }
 #pragma omp barrier
@@ -454,8 +567,8 @@ class Worker {
     void attend_cache(const Block& block, const Memory* cache, const Memory* prefix) {
         const int64_t size = model_.head_dim, group = model_.heads / model_.kv_heads;
         const int64_t stride = (model_.heads + 2 * model_.kv_heads) * size;
-        const Range tasks = share(step_.rows * model_.heads, thread_, threads_);
-        for (int64_t task = tasks.first; task < tasks.last; ++task) {
+        const int64_t tasks = step_.rows * model_.heads;
+        for (int64_t task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task) {
             const int64_t row = task / model_.heads, head = task % model_.heads, kv = head / group;
             const float* qkv = shared_.qkv.data() + row * stride;
             const float* value = qkv + (model_.heads + model_.kv_heads + kv) * size;
@@ -489,8 +602,8 @@ class Worker {
 
     void attend_context(const Block& block, const Memory* context) {
         const int64_t size = model_.head_dim, group = model_.heads / model_.kv_heads;
-        const Range tasks = share(step_.rows * model_.heads, thread_, threads_);
-        for (int64_t task = tasks.first; task < tasks.last; ++task) {
+        const int64_t tasks = step_.rows * model_.heads;
+        for (int64_t task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task) {
             const int64_t row = task / model_.heads, head = task % model_.heads, kv = head / group;
             normalize(block.norm_cross_q, shared_.qkv.data() + row * width_ + head * size, query_.data(), size, head);
             const Keys part = {context[0].data + row * context[0].row + kv * context[0].head,
@@ -532,14 +645,15 @@ void run_blocks(const Model* model, const Step* step, float* x) {
 }
 
 // A linear layer: x (rows, in) -> y (rows, out).
-void run_linear(const Linear* layer, const float* x, float* y, int64_t rows, int32_t levels, int32_t threads) {
+void run_linear(const Linear* layer, const float* x, float* y, int64_t rows, int32_t threads) {
+    Inputs inputs;
+    inputs.reserve(*layer, rows);
 #pragma omp parallel num_threads(threads)
     {
-        Inputs inputs;
-        inputs.reserve(rows, layer->in);
-        for (int64_t r = 0; r < rows; ++r) inputs.quantize_row(x + r * layer->in, layer->in, levels, r);
-        const Range groups = share(groups_of(layer->out), omp_get_thread_num(), omp_get_num_threads());
-        multiply(*layer, inputs, rows, groups, y, layer->out, false);
+#pragma omp for
+        for (int64_t r = 0; r < rows; ++r) inputs.convert_row(*layer, x + r * layer->in, r);
+        const Range outputs = share(layer->out, omp_get_thread_num(), omp_get_num_threads());
+        multiply(*layer, inputs, rows, outputs, y, layer->out, false);
     }
 }
 

@@ -1,4 +1,4 @@
-"""8-bit products and decode steps in C++ (native.cpp), compiled for the processor when they are first needed."""
+"""Products and decode steps in C++ (native.cpp), compiled for the processor when they are first needed."""
 
 import ctypes
 import hashlib
@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,9 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fassociative-math"]
 FLAGS += ["-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"]
 COMPILE_SECONDS = 120  # limit of a compilation, which takes about 2 seconds
-GROUP, INPUTS = 16, 4  # outputs and inputs that are adjacent in the layout of weights
+GROUP = 16  # outputs that are adjacent in the layout of weights
+WEIGHT_KINDS = {torch.qint8: 0, torch.float32: 1, torch.bfloat16: 2}
+ADJACENT = {torch.qint8: 4, torch.float32: 1, torch.bfloat16: 2}  # inputs
 NORM_KINDS = {nn.Identity: 0, nn.LayerNorm: 1, nn.RMSNorm: 2, RMSNormPlusOne: 2, CosineScale: 3}
 ACTIVATION_KINDS = {ACTIVATIONS[name]: i for i, name in enumerate(("relu", "gelu", "gelu_tanh", "quick_gelu", "silu"))}
 COSINE_EPS = 1e-12  # of F.normalize
@@ -39,7 +41,9 @@ def _structure(name: str, **fields: Any) -> type[ctypes.Structure]:
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 _Norm: Any = _structure("Norm", weight=_POINTER, bias=_POINTER, eps=_FLOAT, kind=_INT)
-_Linear: Any = _structure("Linear", weight=_POINTER, scale=_POINTER, bias=_POINTER, outputs=_LONG, inputs=_LONG)
+_Linear: Any = _structure(
+    "Linear", weight=_POINTER, scale=_POINTER, bias=_POINTER, outputs=_LONG, inputs=_LONG, kind=_INT, levels=_INT
+)
 _NORMS = ("norm1", "norm_cross", "norm2", "norm_q", "norm_k", "norm_cross_q")
 _LINEARS = ("qkv", "proj", "cross_q", "cross_proj", "fc1", "fc2")
 _Block: Any = _structure(
@@ -52,7 +56,7 @@ _Block: Any = _structure(
 _Model: Any = _structure(
     "Model",
     **dict.fromkeys(("dim", "heads", "kv_heads", "head_dim", "hidden", "num_blocks"), _LONG),
-    **dict.fromkeys(("activation", "gated", "has_cross", "levels"), _INT),
+    **dict.fromkeys(("activation", "gated", "has_cross"), _INT),
     blocks=ctypes.POINTER(_Block),
 )
 _Memory: Any = _structure("Memory", data=_POINTER, row=_LONG, head=_LONG)
@@ -93,7 +97,7 @@ def load_library() -> ctypes.CDLL | None:
 def open_library(path: Path) -> ctypes.CDLL:
     """Opens a library of `compile_library` and declares its functions."""
     library = ctypes.CDLL(str(path))
-    library.run_linear.argtypes = [_POINTER, _POINTER, _POINTER, _LONG, _INT, _INT]
+    library.run_linear.argtypes = [_POINTER, _POINTER, _POINTER, _LONG, _INT]
     library.run_blocks.argtypes = [_POINTER, _POINTER, _POINTER]
     library.run_linear.restype = library.run_blocks.restype = None
     return library
@@ -140,51 +144,73 @@ def _loaded_openmp() -> list[str]:
 
 
 class NativeLinear:
-    """The weights of a linear layer in 8 bits, arranged for native.cpp.
+    """A linear layer of native.cpp, which multiplies float32 inputs or converts them first.
 
     Args:
-        parts: The weight (out, in) in parts of whole rows, as `quantize_weight` returns them. Each but the last has a
-            multiple of GROUP rows. They are arranged one by one, so that they may be made one by one.
+        parts: The weight (out, in) in parts of whole rows, float32, bfloat16 or qint8 as `quantize_weight` returns it.
+            Each but the last has a multiple of GROUP rows. They are copied one by one, so that they may be made one by
+            one.
+        dtype: Their type.
         outputs, inputs: The sizes of all parts together.
         bias: (out,) or None.
-        levels: Largest absolute value that inputs are rounded to.
+        levels: Largest absolute value that inputs are rounded to, for qint8.
         library: The compiled library.
     """
 
     def __init__(
         self,
         parts: Iterable[Tensor],
+        dtype: torch.dtype,
         outputs: int,
         inputs: int,
         bias: Tensor | None,
         levels: int,
         library: ctypes.CDLL,
     ) -> None:
-        self.library, self.levels, self.bias, self.outputs, self.inputs = library, levels, bias, outputs, inputs
-        self.scale = torch.empty(outputs)
-        shape = (-(-outputs // GROUP), -(-inputs // INPUTS), GROUP, INPUTS)
-        self.weight, row = torch.empty(shape, dtype=torch.uint8), 0
+        self.library, self.outputs, self.inputs = library, outputs, inputs
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.scale = torch.empty(outputs) if dtype == torch.qint8 else None
+        adjacent = ADJACENT[dtype]
+        shape = (-(-outputs // GROUP), -(-inputs // adjacent), GROUP, adjacent)
+        self.weight, row = torch.empty(shape, dtype=torch.int8 if dtype == torch.qint8 else dtype), 0
         for part in parts:
-            self.scale[row : row + len(part)] = part.q_per_channel_scales()
-            integers = F.pad(part.int_repr(), (0, -inputs % INPUTS, 0, -len(part) % GROUP))
-            tiles = integers.view(-1, GROUP, shape[1], INPUTS).transpose(1, 2).view(torch.uint8)
+            if self.scale is not None:
+                self.scale[row : row + len(part)] = part.q_per_channel_scales()
+            values = part.int_repr() if part.is_quantized else part.detach()
+            padding = (0, -inputs % adjacent, 0, -len(part) % GROUP)
+            padded = F.pad(values, padding) if any(padding) else values
+            tiles = padded.reshape(-1, GROUP, shape[1], adjacent).transpose(1, 2)
             self.weight[row // GROUP : row // GROUP + len(tiles)] = tiles
             row += len(part)
-        self.weight.bitwise_xor_(128)  # adds 128 in two's complement
-        self.structure = _Linear(self.weight.data_ptr(), self.scale.data_ptr(), _address(bias), outputs, inputs)
+        if self.scale is not None:
+            self.weight = self.weight.view(torch.uint8).bitwise_xor_(128)  # adds 128 to signed integers
+        self.structure = _Linear(
+            self.weight.data_ptr(),
+            _address(self.scale),
+            _address(self.bias),
+            outputs,
+            inputs,
+            WEIGHT_KINDS[dtype],
+            levels,
+        )
         self.address = ctypes.addressof(self.structure)
 
+    @classmethod
+    def from_floats(cls, weight: Tensor, bias: Tensor | None, library: ctypes.CDLL) -> Self:
+        """Returns the layer of a weight (out, in) in float32 or bfloat16, and a bias (out,) or None."""
+        return cls([weight], weight.dtype, *weight.shape, bias, 0, library)
+
     def multiply(self, x: Tensor) -> Tensor:
-        """The layer: x (..., in), float32 -> (..., out)."""
-        x = x.contiguous()
-        y = x.new_empty(*x.shape[:-1], self.outputs)
+        """The layer: x (..., in) -> (..., out), of the same type."""
+        inputs = x.float().contiguous()
+        y = inputs.new_empty(*x.shape[:-1], self.outputs)
         rows, threads = x.numel() // self.inputs, torch.get_num_threads()
-        self.library.run_linear(self.address, x.data_ptr(), y.data_ptr(), rows, self.levels, threads)
-        return y
+        self.library.run_linear(self.address, inputs.data_ptr(), y.data_ptr(), rows, threads)
+        return y.to(x.dtype)
 
 
 class NativeBlocks:
-    """Decoder blocks with 8-bit weights, of which native.cpp computes a step of one token per row.
+    """Decoder blocks of which native.cpp computes a step of one token per row.
 
     Args:
         blocks: DecoderBlocks for which `is_supported` returns True.
@@ -207,15 +233,15 @@ class NativeBlocks:
             activation=ACTIVATION_KINDS[mlp.gate if gated else mlp.activation],
             gated=gated,
             has_cross=self.has_cross,
-            levels=attn.qkv.native.levels,
             blocks=self._blocks,
         )
 
     @staticmethod
     def is_supported(block: Any) -> bool:
         """Returns True if native.cpp computes such a block, with these layers."""
-        attn, mlp, cross = block.attn, block.mlp, block.cross_attn
-        layers = [attn.qkv, attn.proj, getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)]
+        attn, cross = block.attn, block.cross_attn
+        mlp = block.mlp
+        layers: list[Any] = [attn.qkv, attn.proj, getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)]
         norms, parts = [block.norm1, block.norm2], [attn]
         if cross is not None:
             layers, norms, parts = [*layers, cross.q, cross.proj], [*norms, block.norm_cross], [*parts, cross]
@@ -223,8 +249,8 @@ class NativeBlocks:
             return False
         if type(mlp) not in (MLP, GatedMLP) or any(type(norm) not in NORM_KINDS for norm in norms):
             return False
-        if isinstance(mlp, GatedMLP) and mlp.fc2.in_features % GROUP:
-            return False
+        if isinstance(mlp, GatedMLP) and layers[3].native.inputs % GROUP:
+            return False  # gates and values share a group of outputs
         if any(part.attend is not attention for part in parts):  # attention is recorded
             return False
         return not any(module._forward_hooks or module._forward_pre_hooks for module in block.modules())
@@ -288,10 +314,10 @@ class NativeBlocks:
             contexts: Keys and values of the context in each block, or None.
             context_bias: The context's mask, (B, 1, 1, S), for cross-attention.
         Shapes:
-            x (B, D), float32 -> the same
+            x (B, D) -> the same
         """
-        rows = x.shape[0]
-        x = x.clone(memory_format=torch.contiguous_format)
+        rows, dtype = x.shape[0], x.dtype
+        x = x.to(torch.float32, copy=True).contiguous()
         slots = [cache.take_slot() for cache in caches]  # the same in all caches
         step = _Step(rows=rows, threads=torch.get_num_threads())
         step.place, step.length = slots[0]
@@ -316,7 +342,7 @@ class NativeBlocks:
             step.context_bias = context_bias.data_ptr()
             step.context_bias_row = context_bias.stride(0) if len(context_bias) > 1 else 0
         self.library.run_blocks(ctypes.addressof(self._model), ctypes.addressof(step), x.data_ptr())
-        return x
+        return x.to(dtype)
 
 
 def _scale(layer: Any) -> float:
