@@ -198,7 +198,8 @@ class NativeLinear:
     @classmethod
     def from_floats(cls, weight: Tensor, bias: Tensor | None, library: ctypes.CDLL) -> Self:
         """Returns the layer of a weight (out, in) in float32 or bfloat16, and a bias (out,) or None."""
-        return cls([weight], weight.dtype, *weight.shape, bias, 0, library)
+        outputs, inputs = weight.shape
+        return cls([weight], weight.dtype, outputs, inputs, bias, 0, library)
 
     def multiply(self, x: Tensor) -> Tensor:
         """The layer: x (..., in) -> (..., out), of the same type."""
