@@ -1,5 +1,8 @@
 """Folders whose layers are stored in 8 bits while they are read are those that are quantised afterwards."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from hugging import saved_captioner, saved_gpt2
@@ -8,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from vlm.checkpoint.load import load_model, read
 from vlm.errors import UserError
 from vlm.models.decoder import TextDecoder
+from vlm.models.pretrained import load
 from vlm.nn.device import explain_int8
 from vlm.nn.step.packed import Int8Linear, list_int8_weights, quantize
 
@@ -55,3 +59,17 @@ def test_numbers_that_are_not_finite_are_refused(folder, value):
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"not finite numbers \(model\.blocks\.0\.mlp\.fc1\.weight\)"):
         read(folder, dtype=torch.qint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.qint8])
+def test_no_memory_is_taken_for_sizes_that_the_weights_lack(folder, dtype, monkeypatch):
+    saved_gpt2(folder)
+    config = Path(folder, "config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"n_inner": 10**6}))
+    taken, allocate = [], load._allocate
+    monkeypatch.setattr(
+        load, "_allocate", lambda like, *options: taken.append(like.numel()) or allocate(like, *options)
+    )
+    with pytest.raises(UserError, match=r"mlp\.fc1\.weight is \(1000000, \d+\)"):
+        read(folder, dtype=dtype)
+    assert 0 < max(taken) < 10**6

@@ -17,7 +17,7 @@ from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.adapted import AdaptedFolder
 from vlm.models.pretrained.fields import refuse_unread_keys
 from vlm.models.pretrained.folder import CONFIG, QUANTISED_SUFFIXES, Folder, collect_neutral_keys, dequantise, specify
-from vlm.models.pretrained.gguf.file import GGUF, SUFFIX, read_ahead
+from vlm.models.pretrained.gguf.file import GGUF, SUFFIX, LazyTensors, read_ahead
 from vlm.models.pretrained.gguf.pair import GGUFPair
 from vlm.models.pretrained.place import split_adapters, split_pair
 from vlm.models.pretrained.stack import (
@@ -441,8 +441,10 @@ def _convert_tensors(
     # Largest first: a copy and its original then take no more memory than the tensors that are still to come.
     large = {name for name, tensor in state.items() if tensor.nbytes > LARGE}
     ordered = sorted(weights.items(), key=lambda item: item[0] not in large)
-    # Allocated before anything is read, because results between temporary tensors would fragment the memory of these.
-    copies = {} if dtype is None else {name: _allocate(state[name], dtype, name in int8) for name in weights}
+    copies: dict[str, Tensor] = {}
+    if dtype is not None and isinstance(stored, LazyTensors):  # of a file whose shapes have been checked
+        # Allocated before anything is read, because results between temporary tensors would fragment their memory.
+        copies = {name: _allocate(state[name], dtype, name in int8) for name in weights}
 
     def read_sources(item: tuple[str, Weight]) -> dict[str, Tensor]:
         return {source: stored[source] for source in item[1].all_names if source in stored}
@@ -462,11 +464,12 @@ def _convert_tensors(
             faults.append(f"{name} is {tuple(state[name].shape)}, {folder} has {theirs}; choose another folder")
             continue
         if dtype is not None:
-            tensor, tensors[name] = tensors[name], copies[name]
+            tensor = tensors[name]
+            tensors[name] = copies[name] if name in copies else _allocate(state[name], dtype, name in int8)
             if name in int8:
-                quantize_weight(tensor, out=copies[name])
+                quantize_weight(tensor, out=tensors[name])
             else:
-                copies[name].copy_(tensor)
+                tensors[name].copy_(tensor)
             del tensor
             uses.subtract(weight.all_names)
             for source in weight.all_names:
