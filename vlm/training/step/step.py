@@ -74,7 +74,7 @@ class StepState:
         return torch.stack([term.total * (scale * term.weight) for term, scale in parts]).sum()
 
     def average(self, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Divides the gradients by the count of the step; returns the loss, and its terms if there are several."""
+        """Returns the loss, and its terms if there are several; keeps the count that divides the gradients."""
         # The kernel of a fused optimiser would unscale a 16-bit loss's gradients only after they are clipped.
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -83,8 +83,7 @@ class StepState:
         sums = torch.stack([_sums([terms[name] for _, terms in self.batches]) for name in first])  # (N, 2)
         totals, counts = self._reduce_over_ranks(sums).unbind(1)
         counts = counts.clamp(min=1)
-        grads = gradients(optimizer)
-        torch._foreach_div_(grads, counts[0].to(grads[0].dtype))
+        self._divisor = counts[0]
         means = dict(zip(first, totals / counts, strict=True))
         self._loss = torch.stack([term.weight * means[name] for name, term in first.items()]).sum()
         terms = {f"loss_{name}": mean for name, mean in means.items()} if len(means) > 1 else {}
@@ -104,7 +103,7 @@ class StepState:
         return message[: sums.numel()].view_as(sums)
 
     def check_and_clip(self, optimizer: Optimizer, limit: float | None, *, by_value: bool) -> None:
-        """Begins the check that loss and gradients are finite, then clips the gradients.
+        """Begins the check that loss and gradients are finite, then averages and clips the gradients.
 
         On a CPU the host reads the check before the update. On a GPU a fused optimiser reads it and skips an update
         that is not finite; the host reads it after it has launched the next step's backward pass, without waiting:
@@ -120,7 +119,7 @@ class StepState:
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norms = torch.stack(list(torch._foreach_norm([p.grad for p in parameters])))  # (P,), the same on all ranks
-        norms = norms.full_tensor() if isinstance(norms, DTensor) else norms
+        norms = (norms.full_tensor() if isinstance(norms, DTensor) else norms) / self._divisor
         self.read_check()
         bad = torch.isfinite(self._loss + torch.linalg.vector_norm(norms)).logical_not().to(norms.dtype)
         numbers = HostCopy(torch.cat([bad[None], self._loss[None].to(bad.dtype), self._shared.to(bad.dtype)]))
@@ -132,8 +131,19 @@ class StepState:
         else:
             self.read_check()
         self._begin()
-        if limit:
-            clip(optimizer, limit, None if by_value else torch.linalg.vector_norm(norms))
+        divisor = self._divisor
+        if limit and not by_value:  # Pascanu et al. 2013
+            divisor = divisor * ((torch.linalg.vector_norm(norms) + 1e-6) / limit).clamp(min=1)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        updates_on_cpu = first.device.type == "cpu" and not isinstance(first, DTensor)
+        if fused and updates_on_cpu and scaler is None and not (limit and by_value):
+            optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]  # the update divides in its one pass
+            return
+        grads = gradients(optimizer)
+        torch._foreach_div_(grads, divisor.to(grads[0].dtype))
+        if limit and by_value:
+            torch._foreach_clamp_min_(grads, -limit)
+            torch._foreach_clamp_max_(grads, limit)
 
     def read_check(self) -> None:
         """Reads the check of the last step, and what ranks shared in it, unless it was read before.
@@ -187,16 +197,6 @@ def _sums(terms: Sequence[Term]) -> Tensor:
 def gradients(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that an optimiser is about to use; if they are sharded, this rank's part."""
     return [to_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-
-def clip(optimizer: Optimizer, limit: float, norm: Tensor | None) -> None:
-    """Scales the gradients down to a norm (Pascanu et al. 2013), or clips each value if there is no norm."""
-    grads = gradients(optimizer)
-    if norm is not None:
-        torch._foreach_mul_(grads, (limit / (norm + 1e-6)).clamp(max=1.0))
-        return
-    torch._foreach_clamp_min_(grads, -limit)
-    torch._foreach_clamp_max_(grads, limit)
 
 
 def is_overflow_handled(trainer: L.Trainer) -> bool:
