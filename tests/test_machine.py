@@ -150,6 +150,36 @@ def test_pages_of_freed_tensors_are_used_again(given: dict[str, str], kept: bool
     assert (int(done.stdout) < 1000) == kept, done.stdout
 
 
+GAPS = """
+import sys
+from vlm.machine import START_GROWTH, GrowthLimiter, keep_freed_memory
+def resident():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("VmRSS"))
+keep_freed_memory()
+limiter = GrowthLimiter()
+blocks = [b"x" * (1 << 20) for _ in range((START_GROWTH >> 20) + int(sys.argv[1]))]
+kept = blocks[::16]
+del blocks
+before = resident()
+limiter.check(int(sys.argv[2]))
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage freed memory themselves")
+@pytest.mark.parametrize(
+    ("more", "step", "returned"),
+    [(50, 8, True), (50, 9, False), (-50, 8, False), (50, 20, False), (820, 20, True), (820, 64, False)],
+    ids=["early step", "step between", "little growth", "less than is kept", "later step", "later step between"],
+)
+def test_freed_memory_between_used_blocks_is_returned_when_a_training_has_grown(
+    more: int, step: int, returned: bool
+) -> None:
+    program = [sys.executable, "-c", GAPS, str(more), str(step)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 200 if returned else int(done.stdout) == 0, done.stdout
+
+
 @pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize(("stream", "number"), [("<&-", 0), (">&-", 1), ("2>&-", 2)])
 def test_a_stream_that_is_closed_is_open_on_nothing(stream: str, number: int) -> None:

@@ -18,6 +18,7 @@ from vlm.data.fields import Field
 from vlm.errors import Share, UserError, did_you_mean, find_similar, printable
 from vlm.evaluation.metrics.bootstrap import Scorer, compute_differences
 from vlm.evaluation.report.content import Finding, Section, TrainedModel, Verdict, choose_metric, make_verdict
+from vlm.machine import GrowthLimiter
 from vlm.models.flop import Work
 from vlm.nn.device import widest_float
 from vlm.randomness import key, seed_torch
@@ -227,6 +228,7 @@ class Task(L.LightningModule):
 
     def on_fit_start(self) -> None:
         self.step = StepState(self.trainer, self.model)
+        self.growth = GrowthLimiter()
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer.training:
@@ -252,6 +254,9 @@ class Task(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         self.step.check_and_clip(optimizer, gradient_clip_val, by_value=gradient_clip_algorithm == "value")
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        self.growth.check(self.global_step)
 
     # Validation and test both compute the loss over the entire split and the task's metrics.
 
