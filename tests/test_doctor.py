@@ -12,13 +12,13 @@ from vlm.cli import doctor
 from vlm.cli.main import run as vlm
 
 
-def told(capsys, *options: str) -> list[tuple[str, str]]:
+def read_facts(capsys, *options: str) -> list[tuple[str, str]]:
     assert vlm(["doctor", "--format", "jsonl", *options]) == 0
     return [(row["name"], row["fact"]) for row in map(json.loads, capsys.readouterr().out.splitlines())]
 
 
 def test_facts(capsys) -> None:
-    rows = told(capsys)
+    rows = read_facts(capsys)
     assert vlm(["doctor"]) == 0  # as text
     assert [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()] == [name for name, _ in rows]
     facts = dict(rows)
@@ -34,7 +34,7 @@ def test_facts(capsys) -> None:
 def test_a_container(monkeypatch, capsys) -> None:
     monkeypatch.setattr(machine, "cpu_quota", lambda *root: 0.5)
     monkeypatch.setattr(machine, "memory_limit", lambda *root: 2 << 30)
-    facts = dict(told(capsys))
+    facts = dict(read_facts(capsys))
     assert facts["cores"].startswith("1 used of ") and "a quota of 0.5" in facts["cores"]
     assert "the container's limit 2.0 GiB" in facts["memory"] and facts["workers"].startswith("1 ")
 
@@ -43,7 +43,7 @@ def test_what_is_missing_has_the_line_that_installs_it(monkeypatch, capsys) -> N
     lines = ["torch>=2", 'pillow>=1 ; extra == "serve"', 'nothing-such>=1; extra == "serve"', "numpy; extra == 'some'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
     serve = 'serve: missing nothing-such: pip install "vlm-lightning[serve]"'
-    assert [fact for name, fact in told(capsys) if name == "extra"] == [serve, "some: installed"]
+    assert [fact for name, fact in read_facts(capsys) if name == "extra"] == [serve, "some: installed"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_is_missing_has_the_line_that_installs_it(monkeypatch, capsys) -> N
 def test_the_precision_and_why(known, training, monkeypatch, capsys) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert dict(told(capsys))["training"].startswith(training)
+    assert dict(read_facts(capsys))["training"].startswith(training)
 
 
 def test_wrong_use(capsys) -> None:

@@ -83,6 +83,7 @@ def iter_defaults() -> Iterator[tuple[str, str]]:
 
     from vlm.data.workers import default_workers
     from vlm.nn.device import choose_device, explain_bfloat16, explain_int8
+    from vlm.nn.step.native import load_library
     from vlm.nn.step.packed import packs
 
     device = choose_device("auto")
@@ -97,6 +98,8 @@ def iter_defaults() -> Iterator[tuple[str, str]]:
     yield "int8", f"{'with --precision int8' if has_int8 else 'no'}: {why}"
     kinds = [str(dtype).removeprefix("torch.") for dtype in (torch.float32, torch.bfloat16) if packs(dtype)]
     yield "packing", f"weights of {' and '.join(kinds)}" if kinds else "none; linear layers are not packed"
+    missing = "no g++ with OpenMP: decode steps are those of torch's operators, which are slower"
+    yield "compiler", "decode steps are compiled for this processor" if load_library() is not None else missing
     yield "workers", f"{default_workers()} read images"
 
 

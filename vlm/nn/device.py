@@ -42,9 +42,8 @@ def explain_int8(device: torch.device | str) -> tuple[bool, str]:
     if not is_supported():
         return False, "there is no C++ compiler, and this build of torch has no FBGEMM for this processor"
     vnni = torch.cpu.get_capabilities().get("avx512_vnni", False)
-    by = "FBGEMM, which is slower and less exact than code from a C++ compiler (g++), which is missing"
-    by = by if load_library() is None else "compiled for this processor"
-    return True, f"{by}; {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
+    by = "FBGEMM" if load_library() is None else "compiled for this processor"
+    return True, f"{by}, {'by VNNI' if vnni else 'inputs of 7 bits, because the processor has no AVX512-VNNI'}"
 
 
 def widest_float(device: torch.device | str) -> torch.dtype:
