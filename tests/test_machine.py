@@ -169,8 +169,8 @@ print(before - resident())
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries manage freed memory themselves")
 @pytest.mark.parametrize(
     ("more", "step", "returned"),
-    [(50, 8, True), (50, 9, False), (-50, 8, False), (50, 20, False), (820, 20, True), (820, 64, False)],
-    ids=["early step", "step between", "little growth", "less than is kept", "later step", "later step between"],
+    [(50, 8, True), (50, 9, False), (-50, 8, False)],
+    ids=["grown", "step between", "little growth"],
 )
 def test_freed_memory_between_used_blocks_is_returned_when_a_training_has_grown(
     more: int, step: int, returned: bool

@@ -26,8 +26,7 @@ LONG_SPIN_COUNT = "30000"  # the same, if no other process needs the core
 PRIMITIVE_CACHE_SIZE = "512"
 RETAINED_BYTES = 1 << 30  # of freed memory, which is also the maximum size of allocations from it
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # mallopt's parameters
-GROWTH_CHECKS = 10  # training steps between checks of the memory's growth
-START_GROWTH = 256 << 20  # bytes by which the first steps may grow, which leave the most gaps
+START_GROWTH = 256 << 20  # bytes that a training may grow by before freed memory is returned
 
 
 def cores(root: Path = Path("/")) -> int:
@@ -177,25 +176,18 @@ def paused_collection() -> Iterator[None]:
 
 
 class GrowthLimiter:
-    """Returns freed memory to the system when a training has grown by more than it may keep.
+    """Returns freed memory to the system when a training has grown by START_GROWTH.
 
-    Batches of many shapes leave gaps of many sizes between blocks that stay, such as oneDNN's generated code. The gaps
-    fit few later tensors, so that the heap would grow for thousands of steps. Steps after a return cost page faults.
+    The first steps leave gaps of many sizes between blocks that stay, such as optimizer states and oneDNN's generated
+    code, and few later tensors fit into them. Steps after a return cost page faults, so returns become rare.
     """
 
     def __init__(self) -> None:
         self._resident = self._read_resident()
 
     def check(self, step: int) -> None:
-        """Returns freed memory if the process grew by START_GROWTH in the first steps or RETAINED_BYTES in later ones.
-
-        Args:
-            step: Completed training steps. Multiples of GROWTH_CHECKS, and powers of two before, are checked.
-        """
-        is_early = step < GROWTH_CHECKS
-        if step & (step - 1) if is_early else step % GROWTH_CHECKS:
-            return
-        if self._read_resident() > self._resident + (START_GROWTH if is_early else RETAINED_BYTES):
+        """Checks the growth if the number of completed steps is a power of two."""
+        if step & (step - 1) == 0 and self._read_resident() > self._resident + START_GROWTH:
             return_freed_memory()
             self._resident = self._read_resident()
 
