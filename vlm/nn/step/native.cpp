@@ -217,7 +217,7 @@ struct Inputs {
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 
 constexpr int kLanes = 16;
-constexpr int kRows = 6, kGroups = 2;  // of a tile, whose sums stay in registers
+constexpr int kRows = 6, kFloatRows = 8, kGroups = 2;  // of a tile, whose sums stay in registers
 using Sums = __m512i;
 using Totals = __m512;
 
@@ -257,7 +257,7 @@ inline Totals multiply_add(Totals sums, const uint16_t* x, const uint16_t* weigh
 #elif defined(__AVX2__) && defined(__FMA__)
 
 constexpr int kLanes = 8;
-constexpr int kRows = 3, kGroups = 2;
+constexpr int kRows = 3, kFloatRows = 3, kGroups = 2;
 using Sums = __m256i;
 using Totals = __m256;
 
@@ -296,7 +296,7 @@ inline Totals multiply_add(Totals sums, const uint16_t* x, const uint16_t* weigh
 #else
 
 constexpr int kLanes = 1;
-constexpr int kRows = 2, kGroups = 2;
+constexpr int kRows = 2, kFloatRows = 2, kGroups = 2;
 using Sums = int32_t;
 using Totals = float;
 
@@ -416,10 +416,12 @@ Range share(int64_t outputs, int thread, int threads) {
 template <WeightKind KIND>
 void multiply_kind(const Linear& layer, const Inputs& x, int64_t rows, Range outputs, float* y, int64_t stride,
                    bool add) {
+    constexpr int kTile = KIND == kInt8 ? kRows : kFloatRows;
     int64_t n = outputs.first;
     for (; rows > 1 && n + 16 * kGroups <= outputs.last; n += 16 * kGroups) {
         int64_t r = 0;
-        for (; r + kRows <= rows; r += kRows) multiply_tile<KIND, kRows, kGroups>(layer, x, r, n, y, stride, add);
+        for (; r + kTile <= rows; r += kTile) multiply_tile<KIND, kTile, kGroups>(layer, x, r, n, y, stride, add);
+        for (; kTile > 4 && r + 4 <= rows; r += 4) multiply_tile<KIND, 4, kGroups>(layer, x, r, n, y, stride, add);
         for (; r + 2 <= rows; r += 2) multiply_tile<KIND, 2, kGroups>(layer, x, r, n, y, stride, add);
         for (; r < rows; ++r) multiply_tile<KIND, 1, kGroups>(layer, x, r, n, y, stride, add);
     }
