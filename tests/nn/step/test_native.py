@@ -3,6 +3,8 @@
 import copy
 import logging
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,3 +217,15 @@ def test_a_library_is_compiled_once(monkeypatch, tmp_path) -> None:
     assert len(runs) == 1
     assert [path.suffix for path in (tmp_path / "vlm").iterdir()] == [".so"]
     assert compile_library(["-O2"]) != compile_library()
+
+
+def test_threads_are_those_of_torch() -> None:
+    """sentencepiece brings an OpenMP library too, whose threads would compete with torch's."""
+    maps = Path("/proc/self/maps").read_text()
+    folder = str(Path(torch.__file__).parent)
+    if f"{folder}/lib/libgomp" not in maps:
+        pytest.skip("this torch has no OpenMP library of its own")
+    code = "import sentencepiece; from vlm.nn.step.native import compile_library; print(compile_library())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(compile_library())  # its name depends on the OpenMP library
+    assert native._loaded_openmp()[0].startswith(folder)

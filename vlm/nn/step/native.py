@@ -145,12 +145,13 @@ def compile_library(flags: Sequence[str] = ()) -> Path:
 
 
 def _loaded_openmp() -> list[str]:
-    """Returns the path of the GNU OpenMP library that this process has loaded, if it has one."""
+    """Returns the path of the GNU OpenMP library of this process, if it has one: torch's, if others have their own."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:  # not Linux
         return []
-    return sorted({line.split()[-1] for line in lines if "libgomp" in line})[:1]
+    paths, folder = {line.split()[-1] for line in lines if "libgomp" in line}, Path(torch.__file__).parent
+    return sorted(paths, key=lambda path: (folder not in Path(path).parents, path))[:1]
 
 
 class NativeLinear:
