@@ -13,14 +13,12 @@ from vlm.models.heads import VocabularyHead
 from vlm.models.vit import ViT
 from vlm.nn.device import choose_precision
 from vlm.nn.step import packed
+from vlm.nn.step.frozen import FrozenLinear, FrozenMLP, fuse_frozen_layers
 from vlm.nn.step.packed import (
-    FrozenLinear,
-    FrozenMLP,
     Int8Linear,
     PackedLinear,
     PackedMLP,
     SplitLinear,
-    fuse_frozen_layers,
     levels,
     prepack,
     prepack_for_decoding,

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from vlm.nn.blocks import MLP, GatedMLP
 from vlm.nn.position import PositionInfo
-from vlm.nn.step.packed import FrozenLinear, FrozenMLP, InferenceLayer
+from vlm.nn.step.frozen import FrozenLinear, FrozenMLP
+from vlm.nn.step.packed import InferenceLayer
 
 
 class Cache(Protocol):

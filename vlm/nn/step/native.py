@@ -100,7 +100,7 @@ def load_library() -> ctypes.CDLL | None:
     try:
         return open_library(compile_library())
     except (OSError, RuntimeError, subprocess.SubprocessError) as fault:  # RuntimeError: there is no home folder
-        log.debug("8-bit products are not compiled: %s", fault)
+        log.debug("decode steps are not compiled: %s", fault)
         return None
 
 
@@ -136,7 +136,7 @@ def compile_library(flags: Sequence[str] = ()) -> Path:
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    log.info("compiling 8-bit products for this processor, once, into %s", folder)
+    log.info("compiling decode steps for this processor, once, into %s", folder)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         built = Path(place, "native.so")
         subprocess.run([*command, "-o", str(built)], check=True, capture_output=True, timeout=COMPILE_SECONDS)

@@ -1,4 +1,4 @@
-"""Linear layers arranged for inference on a CPU: packed float weights, 8-bit weights, and frozen layers in training."""
+"""Linear layers arranged for inference on a CPU: compiled, packed or split float weights, and 8-bit weights."""
 
 import warnings
 from abc import abstractmethod
@@ -152,12 +152,12 @@ def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
         decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
         count += 1
     return_freed_memory()
-    return count + _replace_in_blocks(
+    return count + replace_in_blocks(
         model, lambda name, layer: Int8Linear(layer.weight, layer.bias) if type(layer) is nn.Linear else None
     )
 
 
-def _replace_in_blocks(model: nn.Module, replacement: Callable[[str, Any], nn.Module | None]) -> int:
+def replace_in_blocks(model: nn.Module, replacement: Callable[[str, Any], nn.Module | None]) -> int:
     """Replaces layers in all blocks of a model; returns their number.
 
     Args:
@@ -339,83 +339,7 @@ def prepack(model: nn.Module, wanted: Callable[[str, nn.Linear], bool] = lambda 
             return PackedMLP(layer)
         return PackedLinear(layer.weight, layer.bias) if should_pack(name, layer) else None
 
-    _replace_in_blocks(model, pack_layer)
-
-
-class FrozenLinear(nn.Linear):
-    """A linear layer without trained parameters, computed by oneDNN in float32 on a CPU.
-
-    Its parameters are those of the layer, under the same names.
-
-    Args:
-        layer: The layer.
-    Shapes:
-        x (..., in) -> (..., out)
-    """
-
-    def __init__(self, layer: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight, self.bias = layer.weight, layer.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        return _FrozenProduct.apply(x, self.weight, self.bias)
-
-
-class _FrozenProduct(torch.autograd.Function):
-    """A product with a frozen weight; only its input may get a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
-        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        return torch.ops.mkldnn._linear_pointwise.default(grads[0], weight.t(), None, "none", [], ""), None, None
-
-
-class FrozenMLP(MLP):
-    """An MLP of frozen layers whose activation, one of FUSED, is computed inside the first product.
-
-    Shapes:
-        x (B, L, D) -> (B, L, D)
-    """
-
-    def __init__(self, mlp: MLP) -> None:
-        nn.Module.__init__(self)
-        self.activation = mlp.activation
-        self.fc1, self.fc2 = FrozenLinear(mlp.fc1), FrozenLinear(mlp.fc2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        needs_gradient = x.requires_grad and torch.is_grad_enabled()  # which an activation inside a product has not
-        if needs_gradient or x.device.type != "cpu" or x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        (name, algorithm), layer = FUSED[self.activation], self.fc1
-        x = torch.ops.mkldnn._linear_pointwise.default(x, layer.weight, layer.bias, name, [], algorithm)
-        return self.fc2(x)
-
-
-def fuse_frozen_layers(model: nn.Module) -> None:
-    """Arranges the frozen linear layers and MLPs of a model's blocks for training on a CPU, if torch has oneDNN.
-
-    In float32, oneDNN adds biases and computes activations inside its products, and on processors of AMD its products
-    are faster than those of MKL. Results change by rounding.
-    """
-
-    def is_frozen(module: nn.Module) -> bool:
-        return not any(parameter.requires_grad for parameter in module.parameters())
-
-    def replace(name: str, layer: Any) -> nn.Module | None:
-        if type(layer) is MLP and layer.activation in FUSED and is_frozen(layer):
-            return FrozenMLP(layer)
-        return FrozenLinear(layer) if type(layer) is nn.Linear and is_frozen(layer) else None
-
-    if packs(torch.float32):
-        _replace_in_blocks(model, replace)
+    replace_in_blocks(model, pack_layer)
 
 
 def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
@@ -437,7 +361,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
     library = load_library() if _is_native_fast(weight.dtype) else None
     if library is not None:
         prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
-        _replace_in_blocks(
+        replace_in_blocks(
             decoder,
             lambda name, layer: FloatLinear(layer.weight, layer.bias, library) if type(layer) is nn.Linear else None,
         )
@@ -449,7 +373,7 @@ def prepack_for_decoding(decoder: nn.Module, *, rows: int) -> None:
         prepack(decoder, lambda name, layer: name == "kv")  # products of the context have many rows
         if _has_fast_row_products():
             return
-        _replace_in_blocks(decoder, lambda name, layer: SplitLinear(layer) if type(layer) is nn.Linear else None)
+        replace_in_blocks(decoder, lambda name, layer: SplitLinear(layer) if type(layer) is nn.Linear else None)
         product = split_product(weight, head.bias)
     elif _can_pack(weight):
         prepack(decoder)

@@ -87,7 +87,7 @@ class DecodeState:
     first: int | Tensor = 0
 
     def __post_init__(self) -> None:
-        self.native: NativeBlocks | None = None  # the blocks in C++, if their weights have 8 bits
+        self.native: NativeBlocks | None = None  # the blocks in C++, where they are supported
         self.beam_ancestors: Tensor | None = None
         self._context_bias: Tensor | None = None
         if self.beams > 1:

@@ -33,7 +33,7 @@ from vlm.models.pretrained.stack import Spec
 from vlm.nn.device import has_bfloat16
 from vlm.nn.embeddings import Spelling
 from vlm.nn.image_size import sides
-from vlm.nn.step.packed import fuse_frozen_layers
+from vlm.nn.step.frozen import fuse_frozen_layers
 from vlm.nn.vocabulary_loss import compile_on_gpu
 from vlm.randomness import key
 from vlm.training.callbacks.checkpoints import Checkpoints, VerifiedIO
