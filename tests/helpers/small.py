@@ -46,6 +46,7 @@ TASKS = {
 _TRANSLATOR = [*SCENES, "model.size.dim=32", "model.size.dropout=0.2", "task.val_texts=4", "task.max_tokens=6"]
 _TEXT = [text for text in TASKS["language_modeling"] if not text.endswith(("num_heads=2", "size.depth=1"))]
 _TELLER = [text for text in TASKS["captioning"] if not text.endswith("decoder_depth=1")]
+_WORDS = [*CAPTIONS, "model=tagger_words", "tokenizer=bytes", "model.size.dim=32", "model.size.encoder_depth=2"]
 _RECURRENT = ["model/encoder=recurrent", "model.encoder.cell=gru"]
 MODELS = {
     "bahdanau": ("translation", ["model=bahdanau", *_TRANSLATOR]),
@@ -54,6 +55,7 @@ MODELS = {
     "seq2seq": ("translation", ["model=seq2seq", *_TRANSLATOR]),
     "show_attend_tell": ("captioning", ["model=show_attend_tell", *_TELLER, "task.doubly_stochastic=0.5"]),
     "recurrent tagger": ("tagging", [*TASKS["tagging"], *_RECURRENT]),
+    "word tagger": ("tagging", [*_WORDS, "model.encoder.buckets=512", "model.encoder.spelling.width=32"]),
     "recurrent classifier": ("text_classification", [*TASKS["text_classification"], *_RECURRENT, "model.pool=mean"]),
 }
 

@@ -71,7 +71,7 @@ OWN = {
     "span_answering": "span_answerer_.*|shapes_stories|squad",
 }
 # Options with which options of other groups do not go.
-APART = {"model": "neural_lm|lstm|seq2seq|bahdanau|show_attend_tell", "model/decoder": ".*"}
+APART = {"model": "neural_lm|lstm|seq2seq|bahdanau|show_attend_tell|tagger_words", "model/decoder": ".*"}
 # Read folders, or stand beside an encoder of images: test_pretrained.py, test_two_folders.py.
 OF_A_FOLDER = ("model=pretrained", "model=vision_language", "model/encoder=causal_text")
 ENCODERS_OF_TEXT = ("text_classification", "tagging", "translation", "photo_translation")

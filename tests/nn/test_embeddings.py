@@ -1,4 +1,4 @@
-"""Stems give one patch per square of an image; a spelling is a convolution over each word by itself."""
+"""Stems give one patch per square of an image; spelling and affixes depend on each word by itself."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vlm.nn.embeddings import ConvPoolStem, ConvStem, PatchEmbed, Spelling
+from vlm.nn.embeddings import ConvPoolStem, ConvStem, HashedAffixes, PatchEmbed, Spelling
 
 tiny = partial(ConvPoolStem, stride=1)
 STEMS = [PatchEmbed, ConvStem, ConvPoolStem, tiny]
@@ -104,3 +104,61 @@ def test_special_tokens_have_no_spelling_and_rows_do_not_join(spelling):
 def test_every_part_learns(spelling):
     spelling(torch.tensor([[1, 2, 3, 4, 5, 6, 7]]), torch.arange(7)).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in spelling.parameters())
+
+
+# One to six characters of one to four bytes, some with equal beginnings or endings.
+SPELLED = [
+    "a",
+    "an",
+    "ant",
+    "want",
+    "ants",
+    "Antje",
+    "é",
+    "né",
+    "été",
+    "Việt\u00a0Nam",
+    "Nam",
+    "日",
+    "日本",
+    "本日",
+    "日本語",
+]
+SPELLED += ["한국어", "한국", "국어", "\U0001f642", "\U0001f642a", "б", "абаб", "баба", "аб"]
+
+
+def code_words(words):
+    """Bytes plus 1 of words after a space, as rows that end in zeros."""
+    coded = [torch.tensor([byte + 1 for byte in f" {word}".encode()]) for word in words]
+    return torch.nn.utils.rnn.pad_sequence([*coded, torch.zeros(24, dtype=torch.long)], batch_first=True)[:-1]
+
+
+def affixes_of(word, longest):
+    pairs = [(word[:length], f" {word}"[-length:]) for length in range(1, longest + 1)]
+    return [word, *(affix for pair in pairs for affix in pair)]
+
+
+@pytest.mark.parametrize("longest", [0, 1, 4])
+def test_hashes_are_equal_where_affixes_are(longest):
+    layer = HashedAffixes(dim=2, buckets=8, longest=longest)
+    found = layer.hash_affixes(code_words(SPELLED)).tolist()
+    expected = [affixes_of(word, longest) for word in SPELLED]
+    hashes = {(kind, affix): value for row, affixes in zip(found, expected, strict=True) for kind, (value, affix) in
+              enumerate(zip(row, affixes, strict=True))}  # fmt: skip
+    assert [[hashes[kind, affix] for kind, affix in enumerate(affixes)] for affixes in expected] == found
+    assert len(set(hashes.values())) == len(hashes)  # no other two are equal
+
+
+def test_affixes_add_vectors_of_the_table_and_training_leaves_some_out():
+    torch.manual_seed(0)
+    layer = HashedAffixes(dim=1, buckets=2**16, longest=2, dropout=0.5, word_dropout=0.5)
+    words = code_words(["ant"] * 4000)
+    words[-1] = 0  # a special token
+    assert not layer(words).any()
+    places = layer.hash_affixes(words)[0] % 2**16
+    with torch.no_grad():
+        layer.table.weight[places, 0] = torch.tensor([1.0, 2, 4, 8, 16])
+    sums = layer(words)[:-1, 0].int()
+    shares = [(sums // 2**kind % 2).float().mean().item() for kind in range(5)]
+    assert shares == pytest.approx([0.25, 0.5, 0.5, 0.5, 0.5], abs=0.03)
+    assert layer.eval()(words)[:, 0].tolist() == [31] * 3999 + [0]

@@ -397,13 +397,15 @@ class TextPredictor(Predictor[Source, Prepared, Result, TaskOptions]):
     tokenizer: Tokenizer
     form: PromptForm | None = None
 
-    def check_vocabulary(self, token_embed: nn.Embedding) -> None:
-        """Checks that a model embeds as many tokens as its tokenizer has.
+    def check_vocabulary(self, table: Tensor) -> None:
+        """Checks that a model has as many tokens as its tokenizer.
 
+        Args:
+            table: A tensor with a row per token of the model.
         Raises:
             UserError: The numbers differ.
         """
-        check_outputs(token_embed.weight.T, self.tokenizer.vocab_size, "tokens")
+        check_outputs(table.T, self.tokenizer.vocab_size, "tokens")
 
     def encode_rows(self, samples: Sequence[Sequence[Input]]) -> InputRows:
         """The rows of some samples, on the model's device."""

@@ -11,6 +11,7 @@ from vlm.models.context import Context, Features, encode
 from vlm.models.flop import Flop, SupportsFlop, count_flop, encoder_flop
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.models.word_encoder import WordEncoder
 from vlm.nn.attention import CrossAttention
 from vlm.nn.blocks import Block, BlockConfig
 from vlm.nn.dropout import Dropout
@@ -225,7 +226,11 @@ class TokenClassifier(nn.Module):
     """
 
     def __init__(
-        self, *, encoder: TextEncoder | RecurrentEncoder, num_classes: Injected[int], dropout: Rate = 0.0
+        self,
+        *,
+        encoder: TextEncoder | RecurrentEncoder | WordEncoder,
+        num_classes: Injected[int],
+        dropout: Rate = 0.0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -233,6 +238,12 @@ class TokenClassifier(nn.Module):
         self.head = nn.Linear(encoder.dim, num_classes)
         nn.init.zeros_(self.head.weight)  # training starts from equal probabilities
         nn.init.zeros_(self.head.bias)
+
+    @property
+    def token_table(self) -> Tensor:
+        """A tensor of the encoder with a row per token of the vocabulary."""
+        encoder = self.encoder
+        return encoder.spelling.pieces if isinstance(encoder, WordEncoder) else encoder.token_embed.weight
 
     def forward(
         self, tokens: Tensor, segments: Tensor | None = None, types: Tensor | None = None, places: Tensor | None = None

@@ -163,11 +163,15 @@ class Spelling(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         words, owner = self.words(tokens, positions)
+        return self.embed_words(words)[owner]  # (B, L, D)
+
+    def embed_words(self, words: Tensor) -> Tensor:
+        """The vectors of words, given their bytes as from `words`: (W, M) -> (W, D)."""
         real = (words > 0)[..., None]
         x = F.pad(self.byte_embed(words) * real, (0, 0, self.kernel // 2, (self.kernel - 1) // 2))
         x = x.unfold(1, self.kernel, 1).flatten(2)  # (W, M, byte_dim * kernel)
         x = F.relu(self.convolution(x)) * real
-        return self.project(self.dropout(x.amax(1)))[owner]  # (B, L, D)
+        return self.project(self.dropout(x.amax(1)))
 
     def words(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The bytes of the words, 0 after their end, and the index of each token's word.
@@ -190,3 +194,57 @@ class Spelling(nn.Module):
             used, longest = int(owner[-1]) + 1, int((words > 0).sum(1).max())
             words = words[: used + -used % SIZE_STEP, : max(8, longest + -longest % 8)]
         return words, owner.view(tokens.shape)
+
+
+PRIME = 2**31 - 1
+BASE, FACTOR = 1_000_003, 48_271
+
+
+class HashedAffixes(nn.Module):
+    """The sum of learned vectors of a word, its beginnings and its endings, from one table that hashes share.
+
+    After fastText's n-grams (Bojanowski et al. 2017, section 3.2). Affixes are counted in characters, so they suit
+    scripts of any number of bytes; a word that is shorter than an affix counts as the affix. All vectors are 0 at
+    first, so one that training does not reach adds nothing.
+
+    Args:
+        dim: Width D of the vectors.
+        buckets: Number of rows of the table.
+        longest: Number of characters of the longest beginning and ending; 0 for only the word.
+        dropout: Probability of leaving out a vector in training.
+        word_dropout: Probability of leaving out that of the word too, so that its affixes suffice.
+    Shapes:
+        words (W, M): bytes plus 1, 0 after the end of a word, as from Spelling.words -> (W, D); 0 for words of no bytes
+    """
+
+    def __init__(
+        self, *, dim: int, buckets: int, longest: int, dropout: float = 0.0, word_dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.longest, self.dropout, self.word_dropout = longest, dropout, word_dropout
+        self.table = nn.Embedding(buckets, dim)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, words: Tensor) -> Tensor:
+        places = self.hash_affixes(words) % self.table.num_embeddings
+        keep = (words[:, :1] > 0).repeat(1, places.shape[1])
+        if self.training:
+            keep = keep & (torch.rand(keep.shape, device=keep.device) >= self.dropout)
+            keep[:, 0] &= torch.rand(len(keep), device=keep.device) >= self.word_dropout
+        return (self.table(places) * keep[..., None]).sum(1)
+
+    def hash_affixes(self, words: Tensor) -> Tensor:
+        """Hashes of each word, then of its beginning and its ending of each length: (W, M) -> (W, 1 + 2 * longest)."""
+        size = words.shape[1]
+        real = words > 0
+        number = (real & ((words <= 128) | (words > 192))).cumsum(1)  # of a byte's character; others continue one
+        place = torch.arange(size, device=words.device)
+        powers = torch.tensor([pow(BASE, exponent, PRIME) for exponent in range(size)], device=words.device)
+        from_begin = words * powers % PRIME  # modulo PRIME no product exceeds 64 bits
+        from_end = words * powers[(real.sum(1, keepdim=True) - 1 - place).clamp(min=0)] % PRIME
+        sums = [from_begin.sum(1)]
+        for length in range(1, self.longest + 1):  # a word begins with a space
+            sums.append((from_begin * (number <= length + 1)).sum(1))
+            sums.append((from_end * (number > number[:, -1:] - length)).sum(1))
+        kinds = torch.arange(len(sums), device=words.device)
+        return (torch.stack(sums, 1) % PRIME * FACTOR + kinds * BASE) % PRIME

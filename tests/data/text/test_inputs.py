@@ -55,6 +55,12 @@ def test_of_each_word_the_first_piece_has_a_place():
     assert row.places == [1, 3, 7] and [row.ids[place] for place in row.places] == ids(" ") * 3
 
 
+def test_a_word_with_spaces_inside_begins_once_with_a_space():
+    (row,) = encode_words(BYTES, 40, ["Việt Nam", "to"])
+    assert row.ids == [B, *ids(" Việt\u00a0Nam to"), E]
+    assert [at for at, id in enumerate(row.ids) if id in ids(" ")] == row.places
+
+
 def test_too_many_words_take_several_rows_and_none_is_lost():
     rows = encode_words(BYTES, 8, ["ab", "cd", "e", "fghijklmnop", "q"])
     assert [row.ids for row in rows] == [

@@ -21,6 +21,7 @@ Pieces = Callable[[str], list[int]]
 # code for each new shape of a product in milliseconds, which is as long as the products of short texts take.
 ROWS, LENGTH = 2, 8
 MAX_SHARED_LENGTH = 64  # maximum length of a row that is longer than its longest text
+NO_BREAK = "\u00a0"
 KEYS = 512  # attention to this many tokens costs about as much as everything else per token
 
 
@@ -58,20 +59,26 @@ def encode_text(tokenizer: Tokenizer, max_len: int, text: str, pair: str | None 
 def encode_words(tokenizer: Tokenizer, max_len: int, words: Sequence[str], pieces: Pieces | None = None) -> list[Input]:
     """Encodes words with begin and end, with the index of each word's first token; splits them into rows if needed.
 
-    Each word is encoded with a leading space, so that its tokens do not depend on its position.
+    Each word is encoded with a leading space, so that its tokens do not depend on its position. Spaces inside a word,
+    as between the syllables of Vietnamese, become no-break spaces, so that only words begin with a space.
 
     Args:
         pieces: A cached function from words to ids.
     """
     rows: list[tuple[list[int], list[int]]] = [([tokenizer.bos_id], [])]
     for word in words:
-        ids = (pieces or tokenizer.encode)(f" {word}")[: max_len - 2]
+        ids = (pieces or tokenizer.encode)(mark_word(word))[: max_len - 2]
         if len(rows[-1][0]) + len(ids) + 1 > max_len:
             rows.append(([tokenizer.bos_id], []))
         row, places = rows[-1]
         places.append(len(row))
         row += ids
     return [Input([*row, tokenizer.eos_id], [0] * (len(row) + 1), places) for row, places in rows]
+
+
+def mark_word(word: str) -> str:
+    """Returns a word as a tagger reads it: after a space, and with no other."""
+    return f" {word.replace(' ', NO_BREAK)}"
 
 
 def _pack_texts(lengths: Sequence[int], room: int) -> list[list[int]]:
@@ -187,7 +194,7 @@ class WordsField(EncodedField):
     needs = ("words",)
 
     def texts_of(self, record: Record) -> Sequence[str]:
-        return ["".join(f" {word}" for word in record["words"])]
+        return ["".join(map(mark_word, record["words"]))]
 
     def encode(self, record: Record, key: AugmentKey | None) -> EncodedSample:
         words = record["words"]

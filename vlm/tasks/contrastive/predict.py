@@ -69,7 +69,7 @@ class DualPredictor(BatchPredictor, ImagePredictor, TextPredictor):
         return lru_cache(CACHE_SIZE)(self.embed_texts)
 
     def check(self) -> None:
-        self.check_vocabulary(self.model.text_encoder.token_embed)
+        self.check_vocabulary(self.model.text_encoder.token_embed.weight)
         blank = self.pixels(Image.new("RGB", (1, 1)))
         check_outputs(self.embed_images([blank]), self.embed_texts(("a",)).shape[-1], "values of an embedding")
 

@@ -128,7 +128,7 @@ class Embedder(
     def check(self) -> None:
         options = EmbeddingOptions()
         if self.text_encoder is not None:
-            self.check_vocabulary(self.text_encoder.token_embed)
+            self.check_vocabulary(self.text_encoder.token_embed.weight)
             list(self.predict([self.prepare("a", options)], options))
         if self.image_encoder is not None:
             list(self.predict([self.pixels(Image.new("RGB", (1, 1)))], options))

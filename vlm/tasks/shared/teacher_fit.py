@@ -14,6 +14,7 @@ from vlm.errors import UserError
 from vlm.models.decoder import TextDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.models.word_encoder import WordEncoder
 from vlm.tasks.shared.frozen_models import has_tokenizer, read_frozen
 
 KEY = "task.teacher.path"
@@ -97,7 +98,11 @@ class TeacherFit:
                 raise self.refuse(f"{what}; set {key}={value}, or use a teacher of such images")
 
     def _check_texts(self, model: nn.Module) -> None:
-        readers = [part for part in model.modules() if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder)]
+        readers = [
+            part
+            for part in model.modules()
+            if isinstance(part, TextDecoder | TextEncoder | RecurrentEncoder | WordEncoder)
+        ]
         for name, field in self.fields.items():
             longest, state = getattr(field, "max_len", 0), field.state()
             if short := [reader.max_len for reader in readers if reader.max_len < longest]:

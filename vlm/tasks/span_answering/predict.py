@@ -127,7 +127,7 @@ class SpanAnswerer(BatchPredictor[FileWithQuestions, TextWithQuestions, list[Spa
 
     def check(self) -> None:
         check_outputs(self.model.head.weight.T, 2, "scores of start and end")
-        self.check_vocabulary(self.model.encoder.token_embed)
+        self.check_vocabulary(self.model.token_table)
         self.answer_question("a", "b", batch_size=1)
 
     @classmethod

@@ -55,7 +55,7 @@ class Tagger(ClassPredictor[str, list[str], list[TaggedWord], TaggingOptions], T
 
     def check(self) -> None:
         self.check_classes(self.probabilities([["a"]]))
-        self.check_vocabulary(self.model.encoder.token_embed)
+        self.check_vocabulary(self.model.token_table)
 
     def prepare(self, source: str, options: TaggingOptions) -> list[str]:
         return source.split() if options.words else split_words(source)

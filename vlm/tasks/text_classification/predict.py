@@ -44,7 +44,7 @@ class TextClassifier(ClassPredictor[Sample, Sequence[str], Classes, TextClassOpt
     def check(self) -> None:
         self.check_classes(self.probabilities([("a", "b") if self.pairs else ("a",)]))
         encoder: Any = self.model.encoder
-        self.check_vocabulary(encoder.token_embed)
+        self.check_vocabulary(encoder.token_embed.weight)
 
     @classmethod
     def describe_classes(cls, about: Metadata) -> str:

@@ -88,7 +88,7 @@ class ImageDrawer(BatchPredictor[str, str, list[Image.Image], DrawingOptions], T
 
     def check(self) -> None:
         embed: Any = self.model.encoder
-        self.check_vocabulary(embed.token_embed)
+        self.check_vocabulary(embed.token_embed.weight)
         if self.model.decoder.grid != self.codebook.grid:
             grids = [" x ".join(map(str, grid)) for grid in (self.codebook.grid, self.model.decoder.grid)]
             raise UserError(

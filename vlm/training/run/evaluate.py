@@ -24,6 +24,7 @@ from vlm.models.decoder import TextDecoder
 from vlm.models.image_decoder import ImageTokenDecoder
 from vlm.models.recurrent import RecurrentEncoder
 from vlm.models.text_encoder import TextEncoder
+from vlm.models.word_encoder import WordEncoder
 from vlm.nn.image_size import as_override, sides
 from vlm.training.callbacks.progress import Progress
 from vlm.training.config.check import check
@@ -127,7 +128,7 @@ def check_lengths(config: Config, model: nn.Module) -> None:
     Raises:
         UserError: A field allows more. The message names its key.
     """
-    kinds = TextDecoder | TextEncoder | RecurrentEncoder
+    kinds = TextDecoder | TextEncoder | RecurrentEncoder | WordEncoder
     parts = [part for part in model.modules() if not isinstance(part, ImageTokenDecoder)]  # it reads no text
     readers = [part for part in parts if isinstance(part, kinds)]
     for module in readers:
