@@ -38,6 +38,21 @@ def test_layers_are_the_same_as_quantized_afterwards(folder, save):
     rest, truth = early.state_dict(), late.state_dict()
     assert rest.keys() == truth.keys()
     assert all(torch.equal(rest[name], truth[name]) for name in rest)
+    assert [name for name, tensor in rest.items() if tensor.dtype == torch.bfloat16] == [
+        name for name in rest if name.endswith("token_embed.weight")
+    ]
+
+
+@torch.no_grad()
+def test_an_embedding_takes_half_the_memory_and_its_vectors_are_rounded(folder):
+    saved_gpt2(folder)
+    model, _ = quantized(folder, torch.qint8)
+    embed, truth = model.token_embed, load_model(read(folder)).token_embed.weight
+    vectors = embed(torch.arange(len(truth)))
+    assert embed.weight.nbytes == truth.nbytes // 2
+    assert vectors.dtype == torch.float32
+    assert ((vectors - truth).abs() <= truth.abs() * 2**-8).all()
+    assert not torch.equal(vectors, truth)
 
 
 def test_only_layers_of_blocks_are_quantized_while_reading(folder):

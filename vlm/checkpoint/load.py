@@ -214,20 +214,17 @@ def load_model(
             model = _build(checkpoint, trust, state)
         # Assigned, not copied, because a copy would need memory for all weights twice.
         integers = {name: tensor.dtype for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
-        for name in (name for name, tensor in state.items() if tensor.is_quantized):
+        quantized = [name for name, tensor in state.items() if tensor.is_quantized]
+        for name in quantized:
             model.get_parameter(name).requires_grad_(False)  # torch has no gradients for integers
-        model.load_state_dict(
-            {
-                name: tensor if tensor.is_quantized else tensor.to(integers.get(name, dtype))
-                for name, tensor in state.items()
-            },
-            assign=True,
-        )
+        if not quantized:  # else all have their types: 8 bits, bfloat16 for embeddings, float32
+            state = {name: tensor.to(integers.get(name, dtype)) for name, tensor in state.items()}
+        model.load_state_dict(state, assign=True)
     except UserError:
         raise
     except Exception as fault:
         raise _mismatch_error(fault) from fault
-    return model.to(dtype).eval()
+    return model.eval() if quantized else model.to(dtype).eval()
 
 
 def _build(checkpoint: Mapping[str, Any], trust: str | Sequence[str] | None, state: Mapping[str, Tensor]) -> nn.Module:

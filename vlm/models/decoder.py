@@ -344,7 +344,8 @@ class Decoder(TextDecoder):
         """
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
-        like = self.token_embed.weight if context is None else context.states
+        first = torch.zeros(1, dtype=torch.long, device=self.token_embed.weight.device)
+        like = self.token_embed(first) if context is None else context.states  # not the weight, stored in another type
         read = self.read(context)
         if beams is None:
             beams = rows // like.shape[0] if read.keys_values[0] is not None and len(like) else 1

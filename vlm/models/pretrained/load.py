@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import UserError
-from vlm.models.decoder import Decoder
+from vlm.models.decoder import Decoder, TextDecoder
 from vlm.models.encoder_decoder import ProjectedEncoder
 from vlm.models.pretrained.adapted import AdaptedFolder
 from vlm.models.pretrained.fields import refuse_unread_keys
@@ -122,9 +122,9 @@ def convert_hugging_face(
 
     Args:
         stored: The folder's weights, if they are already read.
-        dtype: Type to which weights are copied; torch.qint8: float32, but the layers in `list_int8_weights` in 8 bits.
-            Each weight is then removed from `stored` once copied, so that memory does not hold all weights twice. None
-            keeps their types and may keep them memory-mapped.
+        dtype: Type to which weights are copied; torch.qint8: those of `list_int8_weights` in 8 bits, embeddings of
+            decoders in bfloat16, others in float32. Each weight is then removed from `stored` once copied, so that
+            memory does not hold all weights twice. None keeps their types and may keep them memory-mapped.
         mapped: Without `stored`, whether they may stay memory-mapped, as in `Folder.read_weights`.
     Raises:
         UserError: As in `load_hugging_face`.
@@ -137,7 +137,11 @@ def convert_hugging_face(
     faults = _rename(stored, folder)
     floats = torch.float32 if dtype in (None, torch.qint8) else dtype
     faults += dequantise(stored, folder.config, floats)
-    int8 = list_int8_weights(model) if dtype == torch.qint8 else set()
+    types: dict[str, torch.dtype] = {}
+    if dtype == torch.qint8:
+        types = dict.fromkeys(list_int8_weights(model), torch.qint8)
+        decoders = [name for name, module in model.named_modules() if isinstance(module, TextDecoder)]
+        types |= {f"{name}.token_embed.weight".removeprefix("."): torch.bfloat16 for name in decoders}
     weights, state = _map_weights(model, folder, stacks, stored), model.state_dict()
     faults += [fault for stack in stacks for fault in stack.find_foreign_modules(stored, folder)]
     faults += _find_unknown_tensors(stacks, weights, stored, folder)
@@ -148,7 +152,7 @@ def convert_hugging_face(
     if missing := group_names(state.keys() - weights.keys(), weights.keys()):
         lines.append(f"model: not in {folder}, unchanged: {', '.join(missing)}")
     lines += [line for stack in stacks for line in stack.report_resizing(weights, stored, folder)]
-    tensors, more = _convert_tensors(weights, stored, state, folder, None if dtype is None else floats, int8)
+    tensors, more = _convert_tensors(weights, stored, state, folder, None if dtype is None else floats, types)
     _raise_errors(faults + more)
     return tensors, lines
 
@@ -427,14 +431,14 @@ def _convert_tensors(
     state: Mapping[str, Tensor],
     folder: Folder,
     dtype: torch.dtype | None,
-    int8: Collection[str],
+    types: Mapping[str, torch.dtype],
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Converts their tensors to ours; also returns all errors.
 
     Args:
         weights, stored, state, folder: As in `convert_hugging_face`.
-        dtype: Type to which they are copied, except those of these names, which are quantised; None: not copied.
-        int8: Names of ours.
+        dtype: Type to which they are copied; None: not copied.
+        types: Types of those, by our names, that are copied to another one.
     """
     tensors, faults = {}, []
     uses = Counter(name for weight in weights.values() for name in weight.all_names)
@@ -444,7 +448,7 @@ def _convert_tensors(
     copies: dict[str, Tensor] = {}
     if dtype is not None and isinstance(stored, LazyTensors):  # of a file whose shapes have been checked
         # Allocated before anything is read, because results between temporary tensors would fragment their memory.
-        copies = {name: _allocate(state[name], dtype, name in int8) for name in weights}
+        copies = {name: _allocate(state[name], types.get(name, dtype)) for name in weights}
 
     def read_sources(item: tuple[str, Weight]) -> dict[str, Tensor]:
         return {source: stored[source] for source in item[1].all_names if source in stored}
@@ -465,8 +469,8 @@ def _convert_tensors(
             continue
         if dtype is not None:
             tensor = tensors[name]
-            tensors[name] = copies[name] if name in copies else _allocate(state[name], dtype, name in int8)
-            if name in int8:
+            tensors[name] = copies[name] if name in copies else _allocate(state[name], types.get(name, dtype))
+            if tensors[name].is_quantized:
                 quantize_weight(tensor, out=tensors[name])
             else:
                 tensors[name].copy_(tensor)
@@ -478,9 +482,9 @@ def _convert_tensors(
     return tensors, faults
 
 
-def _allocate(tensor: Tensor, dtype: torch.dtype, int8: bool) -> Tensor:
+def _allocate(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns memory on the CPU for a tensor's values: floats in this type or in 8 bits, integers in their own."""
-    if int8:
+    if dtype == torch.qint8:
         return allocate_int8(tensor.shape)
     return torch.empty(tensor.shape, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 

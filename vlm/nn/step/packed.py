@@ -127,6 +127,21 @@ def levels() -> int:
     return 127 if torch.cpu.get_capabilities().get("avx512_vnni", False) else 63
 
 
+class Bfloat16Embedding(nn.Embedding):
+    """An embedding stored in bfloat16, in half the memory, whose vectors are float32.
+
+    Shapes:
+        tokens (...) -> (..., D)
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        count, dim = weight.shape
+        super().__init__(count, dim, _weight=weight.detach().bfloat16(), _freeze=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).float()
+
+
 def list_int8_weights(model: nn.Module) -> set[str]:
     """Names of the weights in a model's blocks that `quantize` stores in 8 bits."""
     return {
@@ -141,12 +156,14 @@ def list_int8_weights(model: nn.Module) -> set[str]:
 def quantize(model: nn.Module, decoders: Iterable[Any]) -> int:
     """Quantises the linear layers of a model's blocks and the heads of its decoders to 8 bits; returns their number.
 
-    Weights that `quantize_weight` has quantised before are used as they are. A decoder's embedding is unchanged, even
-    if the head shares it.
+    Weights that `quantize_weight` has quantised before are used as they are. A decoder's embedding is rounded to
+    bfloat16, before the head if they share the weight.
     """
     return_freed_memory()
     count = 0
     for decoder in decoders:  # first, because a head's 8-bit weight takes memory besides its packed one
+        if type(decoder.token_embed) is nn.Embedding:  # not a recurrent decoder's
+            decoder.token_embed = Bfloat16Embedding(decoder.token_embed.weight)
         head = decoder.head_parts
         product = Int8Linear(head.weight, head.bias).function()
         decoder.head = lambda hidden, head=head, product=product: product(head.apply_transform(hidden))
