@@ -32,6 +32,8 @@ from vlm.models.recurrent import BahdanauDecoder, Bridge, RecurrentDecoder, Recu
 from vlm.models.text_encoder import MaskedLanguageModel, TextEncoder
 from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import SeveralImages, ViT
+from vlm.models.word_encoder import WordConvolution, WordEncoder
+from vlm.nn.embeddings import Spelling
 from vlm.nn.grid_position import WrittenGridPositions
 from vlm.training.step.losses import token_loss
 
@@ -79,6 +81,14 @@ def pooled(pool):
 
 SHUFFLED = {"context_dim": 7, "dim": D, "shuffle": 2, "bias": False}
 WIDE = {"context_dim": D, "dim": D}
+
+
+def word_encoder():
+    spelling = Spelling(vocab_size=V, dim=D, width=8, byte_dim=4)
+    spelling.learn([bytes([32 if id % 4 == 0 else 97 + id]) for id in range(V)])  # every fourth token begins a word
+    return WordEncoder(max_len=MAX_LEN, dim=D, depth=2, spelling=spelling, affixes=2, buckets=16)
+
+
 BUILDERS = {
     "ViT": [vit],
     "Decoder": [lambda: decoder(None)],
@@ -105,6 +115,8 @@ BUILDERS = {
     "TextToImage": [lambda: TextToImage(encoder=text_encoder(), decoder=image_tokens())],
     "TextAndImageToText": [lambda: TextAndImageToText(encoder=text_encoder(), image_encoder=vit(), decoder=decoder())],
     "SeveralImages": [lambda: SeveralImages(encoder=vit(), dim=D, count=2)],
+    "WordEncoder": [word_encoder],
+    "WordConvolution": [lambda: WordConvolution(dim=D, dropout=0.0)],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
     "Classifier": [partial(pooled, pool) for pool in ("mean", "class", "attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
@@ -170,6 +182,10 @@ def output(model):
         return model(TOKENS, SEGMENTS)
     if isinstance(model, TextEncoder | RecurrentEncoder):
         return model(TOKENS, SEGMENTS, TOKENS % 2).states
+    if isinstance(model, WordEncoder):
+        return model(TOKENS, SEGMENTS).states
+    if isinstance(model, WordConvolution):
+        return model(torch.randn(7, D), torch.tensor([False, True, True, False, True, True, True]))
     if isinstance(model, VisionLanguageModel):
         return model(torch.randn(2, 3, 24, 24), TOKENS, SEGMENTS)
     if isinstance(model, DualEncoder):
