@@ -344,8 +344,10 @@ class Decoder(TextDecoder):
         """
         if max_len > self.max_len:
             raise ValueError(f"max_len {max_len} is more than the decoder's {self.max_len} positions")
-        first = torch.zeros(1, dtype=torch.long, device=self.token_embed.weight.device)
-        like = self.token_embed(first) if context is None else context.states  # not the weight, stored in another type
+        if context is None:  # a vector, because in 8-bit models the weight has another type
+            like = self.token_embed(torch.zeros(1, dtype=torch.long, device=self.token_embed.weight.device))
+        else:
+            like = context.states
         read = self.read(context)
         if beams is None:
             beams = rows // like.shape[0] if read.keys_values[0] is not None and len(like) else 1
