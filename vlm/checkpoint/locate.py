@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a user names: `last`, a run, a file, or a model of the Hugging Face hub."""
+"""Finds the checkpoint that a user names: `last`, a run, a file or a hub model, with an image encoder or adapters."""
 
 import os
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import UserError, did_you_mean, find_similar
+from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, SUFFIX, join_adapters, join_pair
 
 BEST = ("best.ckpt", "last.ckpt")  # in order of preference
 LAST = "last"  # the newest run under RUNS
@@ -128,3 +129,79 @@ def download(place: str | os.PathLike[str], *, local: bool = False) -> Path:
 def _manual_download(name: str) -> str:
     files = "config.json, model.safetensors, tokenizer.json, preprocessor_config.json"
     return f"put {files} of huggingface.co/{name} into a folder, and give that folder"
+
+
+def check_checkpoint(place: str) -> None:
+    """Checks that a local checkpoint exists; checkpoints of the Hub are not checked.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not place.startswith(PREFIX) and not (path := find_best_checkpoint(place)).exists():
+        raise missing_checkpoint_error(path)
+
+
+def check_projector(place: str, key: str = "--mmproj ") -> None:
+    """Checks that an mmproj file exists.
+
+    Args:
+        key: Option or config key, for messages.
+    Raises:
+        UserError: It does not, or is no GGUF file.
+    """
+    if not os.path.isfile(place) or not place.lower().endswith(SUFFIX):
+        raise UserError(f"{key}{place}: no such GGUF file; give the mmproj-*.gguf of the model")
+
+
+def add_projector(checkpoint: str, projector: str | None, *, key: str = "--mmproj ") -> str:
+    """Returns a checkpoint with the image encoder of another GGUF file.
+
+    Args:
+        key: See `check_projector`.
+    Raises:
+        UserError: The checkpoint is not a GGUF file.
+    """
+    if projector is None:
+        return checkpoint
+    if not checkpoint.lower().endswith(SUFFIX):
+        raise UserError(f"{key}{projector}: is for GGUF files; {checkpoint} is none, so leave it out")
+    check_projector(projector, key)
+    return join_pair(checkpoint, projector)
+
+
+def check_adapters(place: str, key: str = "--adapters ") -> None:
+    """Checks that a folder of adapters exists.
+
+    Args:
+        key: Option or config key, for messages.
+    Raises:
+        UserError: It does not.
+    """
+    if not os.path.isfile(os.path.join(place, ADAPTER_CONFIG)):
+        raise UserError(f"{key}{place}: has no {ADAPTER_CONFIG}; give a folder written by peft")
+
+
+def add_adapters(checkpoint: str, adapters: str | None, *, key: str = "--adapters ") -> str:
+    """Returns a checkpoint with adapters.
+
+    Args:
+        key: See `check_adapters`.
+    Raises:
+        UserError: The checkpoint is not a Hugging Face folder.
+    """
+    if adapters is None:
+        return checkpoint
+    base = download(checkpoint)
+    if not os.path.isfile(base / BASE_CONFIG):
+        raise UserError(f"{key}{adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
+    check_adapters(adapters, key)
+    return join_adapters(base, adapters)
+
+
+def join_places(checkpoint: str, *, mmproj: str | None, adapters: str | None) -> str:
+    """Returns a checkpoint with what --mmproj and --adapters add.
+
+    Raises:
+        UserError: They do not belong to a checkpoint of this kind.
+    """
+    return add_adapters(add_projector(checkpoint, mmproj), adapters)

@@ -4,6 +4,7 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
+from vlm.checkpoint.locate import join_places
 from vlm.errors import UserError, print_error, printable, printable_lines
 from vlm.inference.arguments import check_readable
 from vlm.inference.options import (
@@ -14,7 +15,6 @@ from vlm.inference.options import (
     Overrides,
     Projector,
     Trust,
-    join_places,
 )
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from vlm.checkpoint.locate import check_checkpoint
 from vlm.errors import UserError
 from vlm.inference.arguments import Arguments, LineArguments, check_readable
 from vlm.inference.options import (
@@ -13,7 +14,6 @@ from vlm.inference.options import (
     OutputOptions,
     as_list,
     cached_type_hints,
-    check_checkpoint,
     get_options,
 )
 from vlm.inference.tasks import (

@@ -7,11 +7,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast, get_type_hints
 
-from vlm.checkpoint.locate import PREFIX as HUB
-from vlm.checkpoint.locate import download, find_best_checkpoint, missing_checkpoint_error
+from vlm.checkpoint.locate import check_adapters, check_checkpoint, check_projector, find_best_checkpoint, join_places
 from vlm.errors import Range, UserError, did_you_mean, find_similar
 from vlm.machine import paused_collection
-from vlm.models.pretrained.place import ADAPTER_CONFIG, BASE_CONFIG, SUFFIX, join_adapters, join_pair
 
 if TYPE_CHECKING:
     from vlm.checkpoint.stored import DecodingDefaults
@@ -64,16 +62,6 @@ MANY_TEXTS = 128  # from this number on, the user is warned
 MAX_TOKENS = 2**20
 
 
-def check_checkpoint(place: str) -> None:
-    """Checks that a local checkpoint exists; checkpoints of the Hub are not checked.
-
-    Raises:
-        UserError: There is none.
-    """
-    if not place.startswith(HUB) and not (path := find_best_checkpoint(place)).exists():
-        raise missing_checkpoint_error(path)
-
-
 Checkpoint = Annotated[
     str,
     Option(
@@ -83,18 +71,6 @@ Checkpoint = Annotated[
         check=check_checkpoint,
     ),
 ]
-
-
-def check_projector(place: str, key: str = "--mmproj ") -> None:
-    """Checks that an mmproj file exists.
-
-    Args:
-        key: Option or config key, for messages.
-    Raises:
-        UserError: It does not, or is no GGUF file.
-    """
-    if not os.path.isfile(place) or not place.lower().endswith(SUFFIX):
-        raise UserError(f"{key}{place}: no such GGUF file; give the mmproj-*.gguf of the model")
 
 
 Projector = Annotated[
@@ -108,34 +84,6 @@ Projector = Annotated[
 ]
 
 
-def add_projector(checkpoint: str, projector: str | None, *, key: str = "--mmproj ") -> str:
-    """Returns a checkpoint with the image encoder of another GGUF file.
-
-    Args:
-        key: See `check_projector`.
-    Raises:
-        UserError: The checkpoint is not a GGUF file.
-    """
-    if projector is None:
-        return checkpoint
-    if not checkpoint.lower().endswith(SUFFIX):
-        raise UserError(f"{key}{projector}: is for GGUF files; {checkpoint} is none, so leave it out")
-    check_projector(projector, key)
-    return join_pair(checkpoint, projector)
-
-
-def check_adapters(place: str, key: str = "--adapters ") -> None:
-    """Checks that a folder of adapters exists.
-
-    Args:
-        key: Option or config key, for messages.
-    Raises:
-        UserError: It does not.
-    """
-    if not os.path.isfile(os.path.join(place, ADAPTER_CONFIG)):
-        raise UserError(f"{key}{place}: has no {ADAPTER_CONFIG}; give a folder written by peft")
-
-
 Adapters = Annotated[
     str | None,
     Option(
@@ -144,32 +92,6 @@ Adapters = Annotated[
         check=check_adapters,
     ),
 ]
-
-
-def add_adapters(checkpoint: str, adapters: str | None, *, key: str = "--adapters ") -> str:
-    """Returns a checkpoint with adapters.
-
-    Args:
-        key: See `check_adapters`.
-    Raises:
-        UserError: The checkpoint is not a Hugging Face folder.
-    """
-    if adapters is None:
-        return checkpoint
-    base = download(checkpoint)
-    if not os.path.isfile(base / BASE_CONFIG):
-        raise UserError(f"{key}{adapters}: is for Hugging Face folders; {checkpoint} is none, so leave it out")
-    check_adapters(adapters, key)
-    return join_adapters(base, adapters)
-
-
-def join_places(checkpoint: str, *, mmproj: str | None, adapters: str | None) -> str:
-    """Returns a checkpoint with what --mmproj and --adapters add.
-
-    Raises:
-        UserError: They do not belong to a checkpoint of this kind.
-    """
-    return add_adapters(add_projector(checkpoint, mmproj), adapters)
 
 
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]

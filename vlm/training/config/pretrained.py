@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from vlm.checkpoint.locate import add_adapters, add_projector
 from vlm.config.target import expand_name
 from vlm.errors import UserError
-from vlm.inference.options import add_adapters, add_projector
 from vlm.nn.image_size import as_override
 
 if TYPE_CHECKING:
