@@ -76,7 +76,7 @@ def speed(model: str, lengths: Iterable[int] = (64, 256)) -> dict[str, int]:
     import torch
 
     from vlm.config.compose import compose
-    from vlm.training.run.run import build_model
+    from vlm.training.run.build import build_model
 
     torch.set_num_threads(1)
     found = {}

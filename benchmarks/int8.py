@@ -29,7 +29,7 @@ def captions(path: str, count: int, overrides: list[str]) -> None:
     from vlm.config.compose import override
     from vlm.config.tree import resolve
     from vlm.evaluation.metrics.captions import CaptionMetric
-    from vlm.training.run.run import build_data
+    from vlm.training.run.build import build_data
 
     about = read(path)["vlm"]
     data = build_data(override(resolve(thaw(about["config"]).tree).tree, overrides))

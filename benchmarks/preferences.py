@@ -16,7 +16,7 @@ from vlm import load
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.evaluation.metrics.bootstrap import LEVEL, compute_differences, mean_scorer
-from vlm.training.run.run import build_data
+from vlm.training.run.build import build_data
 
 START, MORE, RATE = 600, 300, 1e-4
 COMMON = ["trainer=cpu", "callbacks.progress=null", "test=false"]

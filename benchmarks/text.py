@@ -43,7 +43,8 @@ from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
 from vlm.nn.device import has_bfloat16
 from vlm.nn.step.packed import prepack, prepack_for_decoding
-from vlm.training.run.run import Run, build_model
+from vlm.training.run.build import build_model
+from vlm.training.run.run import Run
 from vlm.training.run.train import silence_libraries
 
 DIM, HEADS, DEPTH, DROPOUT, VOCAB, MAX_LEN = 256, 4, 4, 0.1, 8000, 256

@@ -21,7 +21,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from vlm.evaluation.metrics.captions import CaptionMetric
 from vlm.nn.device import has_bfloat16
-from vlm.training.run.run import build_data, fill_preprocessing
+from vlm.training.run.build import build_data, fill_preprocessing
 from vlm.training.step.optim import Cosine
 
 BFLOAT16 = has_bfloat16("cpu")

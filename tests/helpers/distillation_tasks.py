@@ -11,7 +11,7 @@ from tiny_checkpoints import TASKS as OPTIONS
 from vlm.config.compose import compose
 from vlm.data.batch import Batch
 from vlm.training.config.check import check
-from vlm.training.run.run import build_data, build_model, build_task
+from vlm.training.run.build import build_data, build_model, build_task
 
 TEXT = f"tokenizer=pretrained tokenizer.path={FILES / 'language_modeling.ckpt'}".split()
 MORE = {"classification": ["task.mixup=0.4", "task.cutmix=0.5"], "language_modeling": TEXT}

@@ -15,8 +15,8 @@ from vlm.cli import batch_size
 from vlm.cli.batch_size import Trial, repeat_largest_batch, search_largest
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
+from vlm.training.run.build import build_data
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data
 from vlm.training.step.task import Task
 
 

@@ -10,8 +10,8 @@ from journey import best, only_run, results
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
+from vlm.training.run.build import build_model
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_model
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
+from vlm.training.run.build import build_data
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data
 
 pytestmark = pytest.mark.slow
 

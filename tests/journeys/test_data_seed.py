@@ -7,7 +7,7 @@ from PIL import Image
 
 from vlm.config.compose import compose
 from vlm.training.config.check import check
-from vlm.training.run.run import build_data
+from vlm.training.run.build import build_data
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "val", "test")

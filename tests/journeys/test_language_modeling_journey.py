@@ -17,8 +17,8 @@ from vlm.checkpoint.stored import thaw
 from vlm.cli.main import run as vlm
 from vlm.data.text.tokenizer import tokenizer_from_state
 from vlm.models.decoder import Decoder
+from vlm.training.run.build import build_data
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data
 
 pytestmark = pytest.mark.slow
 

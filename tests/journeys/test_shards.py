@@ -15,7 +15,7 @@ from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
 from vlm.config.tree import escape
 from vlm.errors import UserError
-from vlm.training.run.run import build_data
+from vlm.training.run.build import build_data
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["data.image_size=48", "data.max_len=24"]

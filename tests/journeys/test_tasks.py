@@ -27,9 +27,9 @@ from vlm.config.compose import compose
 from vlm.errors import UserError
 from vlm.evaluation.report.content import CONTROLS, TITLES
 from vlm.training.config.check import check
+from vlm.training.run.build import build_data, build_model, build_task
 from vlm.training.run.evaluate import evaluate_checkpoint
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data, build_model, build_task
 
 EACH = ["tagging", *(name for name in [*TASKS, *MODELS] if name != "tagging")]  # the first is tested in any run
 CPU = ["--device", "cpu"]

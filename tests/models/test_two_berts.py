@@ -9,7 +9,7 @@ from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderM
 from vlm.config.compose import compose
 from vlm.decoding.loop import decode_batch
 from vlm.decoding.options import Decoding
-from vlm.training.run.run import build_model
+from vlm.training.run.build import build_model
 
 V, D, MAX_LEN, BOS, EOS = 31, 24, 16, 1, 2
 SIZES = {"dim": D, "num_heads": 3, "encoder_depth": 2, "decoder_depth": 2}

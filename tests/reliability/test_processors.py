@@ -11,7 +11,7 @@ from processors import FAST_BFLOAT16, PROCESSORS, pretend
 from vlm.cli.main import run as vlm
 from vlm.nn.device import choose_precision
 from vlm.nn.step import packed
-from vlm.training.run.run import build_trainer
+from vlm.training.run.build import build_trainer
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample"
 

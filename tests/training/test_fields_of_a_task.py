@@ -1,7 +1,7 @@
 """Fields of a task as its config names them."""
 
 from vlm.config.compose import compose
-from vlm.training.run.run import build_fields
+from vlm.training.run.build import build_fields
 
 INPUT = "vlm.data.text.inputs.InputField"
 

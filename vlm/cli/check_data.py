@@ -104,7 +104,8 @@ def inspect_data(config: Config, faults: Faults, about: list[str], splits: dict[
         UserError: An error with which training stops; inside `collect_errors`, others are listed there.
     """
     from vlm.training.callbacks.bad_samples import check_unreadable
-    from vlm.training.run.run import build_data, check_batches, print_split_notes
+    from vlm.training.run.build import build_data, print_split_notes
+    from vlm.training.run.run import check_batches
 
     data = build_data(config)
     print_split_notes(config, data)

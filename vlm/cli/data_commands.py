@@ -76,7 +76,8 @@ def shard(
     from vlm.data.store.shard_sets import iter_sample_files, write_manifest, write_split
     from vlm.io.terminal import train_command
     from vlm.training.config.nodes import check_fit
-    from vlm.training.run.run import build_data, format_skipped
+    from vlm.training.run.build import build_data
+    from vlm.training.run.run import format_skipped
 
     folder = _create_empty_folder(Path(out))
     data = build_data(config)

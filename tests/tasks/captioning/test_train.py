@@ -8,8 +8,8 @@ from vlm.config.compose import compose
 from vlm.data.batch import Targets, TextRows, next_token_labels
 from vlm.tasks.captioning.train import doubly_stochastic_term
 from vlm.training.image_cache import as_read
+from vlm.training.run.build import build_data, build_model, build_task
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data, build_model, build_task
 
 SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [1, 1, 1, 1, 0, 0, 0]])
 

@@ -22,7 +22,7 @@ from vlm.data.boxes import find_locations
 from vlm.inference.command_options import DetectionOptions
 from vlm.models.context import PLACE
 from vlm.tasks.detection.predict import PromptedDetector
-from vlm.training.run.run import build_data
+from vlm.training.run.build import build_data
 
 FIND = ["dog", "red cat; dog", "a; b; c", "bird", "cat", "big one; dog"]
 

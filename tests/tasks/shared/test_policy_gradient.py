@@ -36,8 +36,8 @@ from vlm.nn.vocabulary_loss import Head
 from vlm.tasks.shared.policy_gradient import BASELINES, PolicyGradient, divergence, policy_loss, sampled_losses
 from vlm.tasks.shared.rollouts import Prompts, number_texts
 from vlm.training.config.check import check
+from vlm.training.run.build import build_data, build_model, build_task
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data, build_model, build_task
 from vlm.training.step.fsdp import Sharded
 from vlm.training.step.losses import Term
 

@@ -20,8 +20,8 @@ from vlm.data.text.tokenizer import ByteTokenizer
 from vlm.errors import UserError
 from vlm.tasks.text_to_image.train import CAPTIONER, PIXELS, TextToImageTask, find_captioner, load_captioner
 from vlm.training.config.check import check
+from vlm.training.run.build import build_data, build_model, build_task
 from vlm.training.run.fit import main
-from vlm.training.run.run import build_data, build_model, build_task
 
 CAPTIONER_PATH = ROOT / "data" / "sample" / "captioner.ckpt"
 

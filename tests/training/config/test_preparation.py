@@ -14,8 +14,8 @@ from vlm.data.images.image import Preprocess
 from vlm.errors import UserError
 from vlm.tasks.captioning.predict import Captioner
 from vlm.training.config.check import check
+from vlm.training.run.build import fill_preprocessing
 from vlm.training.run.fit import main
-from vlm.training.run.run import fill_preprocessing
 
 TIMM = ["model/encoder=timm", "data.image_size=96"]
 

@@ -16,8 +16,8 @@ from vlm.models.timm_encoder import TimmEncoder
 from vlm.models.vit import ViT
 from vlm.nn.position import RotaryPositions
 from vlm.randomness import seed_torch
+from vlm.training.run.build import should_compile
 from vlm.training.run.fit import main
-from vlm.training.run.run import should_compile
 from vlm.training.step import blocks as compiling
 from vlm.training.step.blocks import arrange, iter_blocks
 from vlm.training.step.losses import token_loss

@@ -297,7 +297,7 @@ class Preprocess:
     """Deterministic preprocessing; a checkpoint stores its `state`.
 
     None means the value of the pretrained encoder, if there is one (training fills it in, see
-    `vlm.training.run.run`), else the default.
+    `vlm.training.run.build`), else the default.
 
     Args:
         image_size: Height and width that the model sees; one number for a square.

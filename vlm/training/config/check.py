@@ -131,7 +131,7 @@ def _check(config: Config, look_up: SignatureLookup, *, resolved: bool = True) -
         faults += feature_faults(config)
     faults += accumulation_faults(config)
     if config["task"].get("reward") is not None:
-        from vlm.training.run.run import find_init_paths  # imports torch
+        from vlm.training.run.build import find_init_paths  # imports torch
 
         if not find_init_paths(config):
             what = "task.reward: needs a trained model, whose sampled texts are rewarded"
