@@ -10,7 +10,6 @@ by which a test tells whether it is up to date.
 import argparse
 import csv
 from hashlib import sha256
-from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 
@@ -30,17 +29,14 @@ def read_bars(path: Path) -> dict[str, list[Bar]]:
     Raises:
         ValueError: A score is outside its interval.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
     questions: dict[str, list[Bar]] = {}
-    for question, group in groupby(rows, lambda row: row["question"]):
-        bars = questions.setdefault(question, [])
-        for row in group:
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
             score = float(row["score"])
             low, high = float(row["low"] or score), float(row["high"] or score)
             if not low <= score <= high:
-                raise ValueError(f"{path}: {question}, {row['setting']}: {score} is outside {low} to {high}")
-            bars.append((row["setting"], score, low, high))
+                raise ValueError(f"{path}: {row['question']}, {row['setting']}: {score} is outside {low} to {high}")
+            questions.setdefault(row["question"], []).append((row["setting"], score, low, high))
     return questions
 
 

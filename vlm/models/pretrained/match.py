@@ -167,6 +167,7 @@ def find_unknown_tensors(
 
 
 def select_complete(weights: WeightMap, stored: Collection[str]) -> WeightMap:
+    """Returns the weights whose stored tensors are all there."""
     return {
         name: weight for name, weight in weights.items() if all(stored_name in stored for stored_name in weight.names)
     }
