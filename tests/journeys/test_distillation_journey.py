@@ -22,7 +22,8 @@ from vlm.training.step import blocks as compiling
 
 TASKS = ("captioning", "classification", "language_modeling", "text_classification")
 CACHED = ["task.teacher.top_k=8", "task.teacher.cache=true"]
-EXACT = ["trainer.precision=32-true", "model.size.dropout=0", "trainer.max_epochs=2", "test=false", "model.bias=false"]
+# In double precision: Adam divides gradients by their size, so that rounding in float32 changes weights by 1e-5.
+EXACT = ["trainer.precision=64-true", "model.size.dropout=0", "trainer.max_epochs=2", "test=false", "model.bias=false"]
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ def weights_of(runs: Path) -> dict[str, torch.Tensor]:
     return dict(ckpt.read(only_run(runs) / "checkpoints" / "last.ckpt")["state_dict"])
 
 
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float = 1e-12) -> None:
     assert one.keys() == other.keys()
     for name, tensor in other.items():
         torch.testing.assert_close(
@@ -129,11 +130,11 @@ def test_accumulated_batches_take_the_steps_of_a_large_one(
 def test_two_processes_end_as_one(
     train_teacher: Callable[[str], Path], tmp_path: Path, nursery: Nursery, more: list[str]
 ) -> None:
-    options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}", *EXACT)
+    options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}")
     for ranks, chosen in {1: more if more == CACHED else [], 2: [*ddp(2), *more]}.items():
         (tmp_path / f"{ranks}").mkdir()
         places = places_of(ranks)
-        pids = [nursery.start([*options, *chosen], cwd=tmp_path / f"{ranks}", env=place) for place in places]
+        pids = [nursery.start([*options, *chosen, *EXACT], cwd=tmp_path / f"{ranks}", env=place) for place in places]
         ended = [nursery.ended(pid, 200) for pid in pids]
         assert [end and end.status for end in ended] == [0] * ranks, ended
     assert_close(*(weights_of(tmp_path / f"{ranks}" / "runs") for ranks in (1, 2)))
