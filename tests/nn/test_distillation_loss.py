@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import distillation_cases as cases
 import pytest
@@ -14,6 +15,7 @@ from vlm.nn import vocabulary_loss as vocabulary
 from vlm.nn.distillation_loss import (
     TeacherStates,
     TopPredictions,
+    consistency_loss,
     divergence,
     predict,
     select_top,
@@ -97,3 +99,27 @@ def test_divergence_and_gradients_by_chunks_are_those_of_all_tokens(
     monkeypatch.setattr(vocabulary, "MOST", {"cpu": tokens * 8 * 11})
     for given in (teacher, predictions):
         torch.testing.assert_close(compute(given), expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("biased", [False, True])
+def test_consistency_of_two_passes_and_its_gradients(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, biased: bool
+) -> None:
+    """Half of both divergences of Kullback and Leibler, beside autograd through one product of all tokens."""
+    monkeypatch.setattr(vocabulary, "MOST", {"cpu": 8 * 11 * 3})  # chunks of three tokens
+    torch.manual_seed(tokens)
+    parts = [torch.randn(n, 6, dtype=torch.float64) for n in (tokens, tokens, 11)]
+    parts += [torch.randn(11, dtype=torch.float64)] if biased else []
+    theirs = [part.clone().requires_grad_() for part in parts]
+    sides = [F.linear(states, *theirs[2:]).log_softmax(-1) for states in theirs[:2]]
+    options: dict[str, Any] = {"reduction": "sum", "log_target": True}
+    truth = (F.kl_div(*sides, **options) + F.kl_div(*sides[::-1], **options)) / 2
+    (truth * 0.3).backward()
+    ours = [part.clone().requires_grad_() for part in parts]
+    found = consistency_loss(*ours)
+    (found * 0.3).backward()
+    torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=0)
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    assert consistency_loss(parts[0], parts[0], *parts[2:]) == 0

@@ -1,10 +1,10 @@
-"""Divergence of a student's predictions from a teacher's, a few hundred tokens at a time.
+"""Divergence of a student's predictions from a teacher's, or between two passes, a few hundred tokens at a time.
 
-The logits of both models, and their log-probabilities, are never stored for all tokens at once: they are computed per
-chunk, and again in the backward pass.
+The logits of both sides, and their log-probabilities, are never stored for all tokens at once: they are computed per
+chunk, and again in the backward pass. Gradients of `consistency_loss` are computed in the forward pass instead.
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -153,6 +153,60 @@ def divergence(logits: Tensor, teacher: Predictions, *, temperature: float, beta
     weights = student.new_tensor([1 - beta, beta]).log()
     mixture = torch.logaddexp(student + weights[0], teacher + weights[1])
     return beta * _kl(teacher, mixture) + (1 - beta) * _kl(student, mixture)
+
+
+def consistency_loss(one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Symmetric divergence of two predictions of the same tokens, summed over tokens (Liang et al. 2021, equation 2).
+
+    It is (KL(one || other) + KL(other || one)) / 2 in nats, and both sides get a gradient.
+
+    Args:
+        one, other: Hidden states of two passes with other dropout, after the head's transform.
+        weight, bias: See `vlm.nn.vocabulary_loss.Head`.
+    Shapes:
+        one, other (T, D), weight (V, D), bias (V,) or None -> ()
+    """
+    device = one.device.type
+    if torch.is_autocast_enabled(device):
+        one, other = (states.to(torch.get_autocast_dtype(device)) for states in (one, other))
+    return _ConsistencyLoss.apply(one, other, weight, bias)
+
+
+class _ConsistencyLoss(torch.autograd.Function):
+    """Sums the divergence over chunks of tokens and computes the gradients of each chunk in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low, shift = weight.to(one.dtype), None if bias is None else bias.to(one.dtype)  # once for all chunks
+        rows = max(1, chunk_size(weight) // COPIES)
+        total = torch.zeros((), device=one.device)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
+        grad_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+        grads: list[tuple[Tensor, Tensor]] = []
+        for states in zip(one.split(rows), other.split(rows), strict=True):
+            logprobs = [soften(F.linear(part, low, shift), 1.0) for part in states]  # twice (T, V)
+            probs, log_ratio = [each.exp() for each in logprobs], logprobs[0] - logprobs[1]
+            difference = probs[0] - probs[1]
+            total = total + (difference * log_ratio).sum() / 2
+            if not any(ctx.needs_input_grad):
+                continue
+            errors = []  # of the logits of each side, whose sign is that of its term in the difference
+            for side, sign in zip(probs, (1, -1), strict=True):
+                divergence = (side * log_ratio).sum(-1, keepdim=True)  # sign * KL(side || other side), (T, 1)
+                errors.append(((side * (log_ratio - divergence) + difference) * (sign / 2)).to(low.dtype))
+            grads.append((errors[0] @ low, errors[1] @ low))
+            for error, part in zip(errors, states, strict=True):
+                if grad_weight is not None:
+                    grad_weight += error.t() @ part
+                if grad_bias is not None:
+                    grad_bias += error.sum(0, dtype=grad_bias.dtype)
+        if grads:
+            ctx.save_for_backward(*(torch.cat(parts) for parts in zip(*grads, strict=True)), grad_weight, grad_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
 
 
 def _kl(one: Tensor, other: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from vlm.tasks.shared.show import caption_line, example_image
 from vlm.tasks.shared.text_tasks import TextSearch, prompt_contexts
 from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
-from vlm.training.step.losses import Term, token_loss
+from vlm.training.step.losses import Term, check_dropout, consistent_terms, token_loss
 from vlm.untrusted.sizes import JsonValue
 
 
@@ -91,6 +91,7 @@ class Captioning(DistilledTask, RewardedTextTask):
         beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_captions: Images that a validation captions; None for all.
         doubly_stochastic: Factor of the term that spreads soft attention over an image (Xu et al. 2015); 0 for none.
+        consistency: Factor of the divergence of two passes with other dropout (R-Drop, Liang et al. 2021); 0 for none.
         teacher: A model whose predictions the trained model learns; None for none.
         others: As in RewardedTextTask; fields are images, and captions.
     """
@@ -109,6 +110,7 @@ class Captioning(DistilledTask, RewardedTextTask):
         length_penalty: float = 1.0,
         val_captions: Count | None = None,
         doubly_stochastic: Annotated[float, Range(0)] = 0.0,
+        consistency: Annotated[float, Range(0)] = 0.0,
         teacher: Teacher | None = None,
         **options: Unpack[RewardOptions],
     ) -> None:
@@ -118,6 +120,13 @@ class Captioning(DistilledTask, RewardedTextTask):
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty, ends=self.ends)
         self._findings: list[Finding] = []
         self.spread = DoublyStochastic(self, doubly_stochastic) if doubly_stochastic else None
+        self.consistency = consistency
+        has_teacher = teacher is not None and teacher.path is not None
+        used = {"reward": self.critic, "doubly_stochastic": self.spread, "teacher": has_teacher}
+        if consistency:
+            check_dropout(model)
+            for name in (name for name, value in used.items() if value):
+                raise UserError(f"task.consistency: cannot be combined with task.{name}; leave one of them out")
         if teacher is not None and teacher.path is not None:
             if self.critic or self.spread:
                 name = "reward" if self.critic else "doubly_stochastic"
@@ -127,14 +136,23 @@ class Captioning(DistilledTask, RewardedTextTask):
     def loss(self, batch: Batch) -> dict[str, Term]:
         if self.spread is not None:
             return self.spread.loss(batch)
-        if self.distillation is None:
+        if self.distillation is None and not self.consistency:
             return super().loss(batch)
         images: Any = as_read(batch["images"], self.preprocess)
         hidden = self.hidden(self.model, batch, images)
+        if self.distillation is None:
+            passes, targets = (hidden, self.hidden(self.model, batch, images)), batch[self.text_field].targets
+            options = {"weight": self.consistency, "label_smoothing": self.label_smoothing}
+            return consistent_terms(passes, targets, self.model.head_parts, **options)
         return self.distillation.terms(batch, {"tokens": self.token_term(batch, hidden)}, hidden, images)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
-        return self.distilled_counts(batch, "tokens", batch["captions"].targets.count)
+        count = batch["captions"].targets.count
+        return (
+            {"tokens": count, "consistency": count}
+            if self.consistency
+            else self.distilled_counts(batch, "tokens", count)
+        )
 
     @cached_property
     def caption_faults(self) -> CaptionFaults:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, NotRequired, Unpack
+from typing import Annotated, NamedTuple, NotRequired, Unpack
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from vlm.data.batch import Batch
 from vlm.data.records import Split
 from vlm.data.text.tokenizer import Tokenizer
-from vlm.errors import Count
+from vlm.errors import Count, Range
 from vlm.evaluation.metrics.bootstrap import Scorer, column_scorer
 from vlm.evaluation.metrics.records import SampleMetric
 from vlm.evaluation.metrics.texts import NAMES, TextScores
@@ -24,7 +24,7 @@ from vlm.tasks.shared.show import caption_line, first_row, text_shape
 from vlm.tasks.shared.text_tasks import TextSearch
 from vlm.tasks.translation.predict import encode_texts
 from vlm.training.data_module import Data
-from vlm.training.step.losses import Term, row_losses, token_loss
+from vlm.training.step.losses import Term, check_dropout, consistent_terms, row_losses, token_loss
 from vlm.training.step.task import Task, TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
@@ -143,6 +143,7 @@ class TranslationOptions(TaskOptions):
     beam: NotRequired[Count]
     length_penalty: NotRequired[float]
     val_texts: NotRequired[Count | None]
+    consistency: NotRequired[float]
 
 
 class Translation(Task):
@@ -154,6 +155,7 @@ class Translation(Task):
         max_tokens: Most tokens of a decoded translation.
         beam, length_penalty: The search of a test, and of the commands by default; validations are greedy.
         val_texts: Texts that a validation translates; None for all.
+        consistency: Factor of the divergence of two passes with other dropout (R-Drop, Liang et al. 2021); 0 for none.
     """
 
     name = "translation"
@@ -170,9 +172,13 @@ class Translation(Task):
         beam: Count = 1,
         length_penalty: float = 1.0,
         val_texts: Count | None = None,
+        consistency: Annotated[float, Range(0)] = 0.0,
         **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
+        self.consistency = consistency
+        if consistency:
+            check_dropout(model)
         self.search = TextSearch(self, max_tokens=max_tokens, beam=beam, length_penalty=length_penalty)
         self.val_texts, self.metric = val_texts, TranslationMetric()
         self._alignments: list[Alignment] = []  # for the first texts of a test
@@ -190,9 +196,16 @@ class Translation(Task):
     def loss(self, batch: Batch) -> dict[str, Term]:
         texts, rows = batch["text"], batch["translation"]
         places = (rows.segments, texts.segments, texts.types, texts.layout)
-        hidden = self.model(texts.tokens, rows.tokens, *places, **self.extra_inputs(batch))
-        smoothing = self.label_smoothing
-        return {"tokens": Term(*token_loss(hidden, rows.targets, self.model.head_parts, label_smoothing=smoothing))}
+        inputs, head, smoothing = self.extra_inputs(batch), self.model.head_parts, self.label_smoothing
+        hidden = self.model(texts.tokens, rows.tokens, *places, **inputs)
+        if not self.consistency:
+            return {"tokens": Term(*token_loss(hidden, rows.targets, head, label_smoothing=smoothing))}
+        passes = (hidden, self.model(texts.tokens, rows.tokens, *places, **inputs))
+        return consistent_terms(passes, rows.targets, head, weight=self.consistency, label_smoothing=smoothing)
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        count = batch["translation"].targets.count
+        return {"tokens": count, "consistency": count} if self.consistency else None
 
     def extra_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns further inputs of the encoder for a batch."""

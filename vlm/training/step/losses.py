@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.data.batch import Targets, TextRows
-from vlm.errors import SharedError
+from vlm.errors import SharedError, UserError
+from vlm.nn.distillation_loss import consistency_loss
 from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
 from vlm.training.step.fsdp import to_local
 
@@ -46,6 +47,36 @@ def token_loss(
     picked = head.apply_transform(targets.pick(hidden))
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     return vocabulary_loss(picked, targets.labels, head.weight, head.bias, **options), targets.count
+
+
+def consistent_terms(
+    passes: Sequence[Tensor], targets: Targets, head: Head, *, weight: float, label_smoothing: float = 0.0
+) -> dict[str, Term]:
+    """Returns the loss of two passes of a batch with other dropout: the mean of both, and their divergence (R-Drop).
+
+    It is that of Liang et al. (2021, equation 4) over two, with a weight of alpha / 2.
+
+    Args:
+        passes: Hidden states of each pass.
+        weight: Factor of the divergence.
+        label_smoothing: As in `token_loss`.
+    Shapes:
+        passes: two of (B, L, D)
+    """
+    losses = [token_loss(hidden, targets, head, label_smoothing=label_smoothing)[0] for hidden in passes]
+    one, other = (head.apply_transform(targets.pick(hidden)) for hidden in passes)
+    return {
+        "tokens": Term((losses[0] + losses[1]) / 2, targets.count),
+        "consistency": Term(consistency_loss(one, other, head.weight, head.bias), targets.count, weight=weight),
+    }
+
+
+def check_dropout(model: nn.Module) -> None:
+    """Raises a UserError if no part of a model that learns has dropout, without which two passes are equal."""
+    learning = [module for module in model.modules() if module.training]
+    rates = [getattr(module, name, 0.0) for module in learning for name in ("rate", "dropout")]  # ours; of attention
+    if not any(isinstance(rate, float) and rate > 0 for rate in rates):
+        raise UserError("task.consistency: has no effect without dropout; set model.size.dropout, or leave it out")
 
 
 @torch.no_grad()
