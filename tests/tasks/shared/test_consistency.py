@@ -38,14 +38,14 @@ def test_the_loss_is_that_of_two_passes(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        (["model.size.dropout=0"], "has no effect without dropout; set model.size.dropout"),
-        (["task.reward=cider"], "cannot be combined with task.reward; leave one of them out"),
+        ("captioning", ["model.size.dropout=0"], "has no effect without dropout; set model.size.dropout"),
+        ("show_attend_tell", [], "cannot be combined with task.doubly_stochastic; leave one of them out"),
     ],
 )
 def test_what_has_no_effect_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, options: list[str], message: str
 ) -> None:
-    assert main([*command("captioning"), f"runs={tmp_path}", "task.consistency=1", *options]) == 2
+    assert main([*command(name), f"runs={tmp_path}", "task.consistency=1", *options]) == 2
     assert f"task.consistency: {message}" in " ".join(capsys.readouterr().err.split())
