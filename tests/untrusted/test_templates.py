@@ -47,7 +47,7 @@ def test_hostile_templates_are_refused(name: str, worker: templates._Worker, mon
     """By a process whose memory, resident or not, is at most 200 MB, and whose CPU time the kernel limits."""
     template, reason = HOSTILE[name]
     if reason == "MB":
-        monkeypatch.setattr(templates, "CPU_SECONDS", 30.0)  # where memory is slow, the time would be over first
+        monkeypatch.setattr(templates, "CPU_SECONDS", 5.0)  # where memory is slow, the time would be over first
     render_template("{{ name }}", {"name": name})
     assert worker.process is not None
     assert 0 < resource.prlimit(worker.process.pid, resource.RLIMIT_AS)[0] < 200 * 2**20

@@ -140,19 +140,17 @@ class Captioning(DistilledTask, RewardedTextTask):
             return super().loss(batch)
         images: Any = as_read(batch["images"], self.preprocess)
         hidden = self.hidden(self.model, batch, images)
-        if self.distillation is None:
-            passes, targets = (hidden, self.hidden(self.model, batch, images)), batch[self.text_field].targets
-            options = {"weight": self.consistency, "label_smoothing": self.label_smoothing}
-            return consistent_terms(passes, targets, self.model.head_parts, **options)
-        return self.distillation.terms(batch, {"tokens": self.token_term(batch, hidden)}, hidden, images)
+        if self.distillation is not None:
+            return self.distillation.terms(batch, {"tokens": self.token_term(batch, hidden)}, hidden, images)
+        passes, targets = (hidden, self.hidden(self.model, batch, images)), batch[self.text_field].targets
+        options = {"weight": self.consistency, "label_smoothing": self.label_smoothing}
+        return consistent_terms(passes, targets, self.model.head_parts, **options)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
         count = batch["captions"].targets.count
-        return (
-            {"tokens": count, "consistency": count}
-            if self.consistency
-            else self.distilled_counts(batch, "tokens", count)
-        )
+        if self.consistency:
+            return {"tokens": count, "consistency": count}
+        return self.distilled_counts(batch, "tokens", count)
 
     @cached_property
     def caption_faults(self) -> CaptionFaults:

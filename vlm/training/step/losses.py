@@ -72,9 +72,8 @@ def consistent_terms(
 
 
 def check_dropout(model: nn.Module) -> None:
-    """Raises a UserError if no part of a model that learns has dropout, without which two passes are equal."""
-    learning = [module for module in model.modules() if module.training]
-    rates = [getattr(module, name, 0.0) for module in learning for name in ("rate", "dropout")]  # ours; of attention
+    """Raises a UserError if no part of a model has dropout, without which two passes are equal."""
+    rates = (getattr(part, name, 0.0) for part in model.modules() for name in ("rate", "dropout"))  # of attention too
     if not any(isinstance(rate, float) and rate > 0 for rate in rates):
         raise UserError("task.consistency: has no effect without dropout; set model.size.dropout, or leave it out")
 
