@@ -172,6 +172,18 @@ def consistency_loss(one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | 
     return _ConsistencyLoss.apply(one, other, weight, bias)
 
 
+def symmetric_divergence(one: Tensor, other: Tensor) -> Tensor:
+    """Symmetric divergence of two predictions of the same classes, as in `consistency_loss`.
+
+    Args:
+        one, other: Logits of two passes with other dropout.
+    Shapes:
+        one, other (N, C) -> (N,)
+    """
+    logprobs = soften(one, 1.0), soften(other, 1.0)
+    return ((logprobs[0].exp() - logprobs[1].exp()) * (logprobs[0] - logprobs[1])).sum(-1) / 2
+
+
 class _ConsistencyLoss(torch.autograd.Function):
     """Sums the divergence over chunks of tokens and computes the gradients of each chunk in the forward pass."""
 

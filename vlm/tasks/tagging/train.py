@@ -4,13 +4,13 @@ import shlex
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import torch.nn.functional as F
 
 from vlm.data.batch import IGNORE, Batch
 from vlm.data.text.inputs import TagField
-from vlm.errors import print_error
+from vlm.errors import Range, print_error
 from vlm.evaluation.metrics.bootstrap import Scorer
 from vlm.evaluation.report.content import Confusion, Section, Table, pick_samples
 from vlm.models.classifier import TokenClassifier
@@ -18,7 +18,7 @@ from vlm.tasks.shared.text_tasks import TextTask, tag_controls
 from vlm.tasks.tagging.metrics import Sentence, TaggingMetric, scheme_note
 from vlm.tasks.tagging.predict import tag_probabilities
 from vlm.training.data_module import Data
-from vlm.training.step.losses import Term
+from vlm.training.step.losses import Term, check_dropout, class_loss, consistent_class_terms
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
@@ -29,6 +29,7 @@ class Tagging(TextTask):
     Args:
         model, options: As in Task; the model is a TokenClassifier.
         fields: words, and tags.
+        consistency: Factor of the divergence of two passes with other dropout (R-Drop, Liang et al. 2021); 0 for none.
     """
 
     name = "tagging"
@@ -37,8 +38,17 @@ class Tagging(TextTask):
     text_field = unit = counted_unit = "words"
     model: TokenClassifier
 
-    def __init__(self, *, model: TokenClassifier, **options: Unpack[TaskOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        model: TokenClassifier,
+        consistency: Annotated[float, Range(0)] = 0.0,
+        **options: Unpack[TaskOptions],
+    ) -> None:
         super().__init__(model=model, **options)
+        self.consistency = consistency
+        if consistency:
+            check_dropout(model)
         tags: TagField = options["fields"]["tags"]
         self.classes = list(tags.classes)
         self.metric = TaggingMetric(classes=self.classes)
@@ -47,11 +57,17 @@ class Tagging(TextTask):
         return sum(batch["words"].counts)
 
     def loss(self, batch: Batch) -> dict[str, Term]:
-        rows, tags = batch["words"], batch["tags"]
-        logits = self.model(rows.tokens, rows.segments, rows.types, rows.places).float()
-        smoothing = self.label_smoothing
-        loss = F.cross_entropy(logits, tags.labels, reduction="sum", ignore_index=IGNORE, label_smoothing=smoothing)
-        return {"words": Term(loss, tags.count)}
+        rows, tags, smoothing = batch["words"], batch["tags"], self.label_smoothing
+        inputs = (rows.tokens, rows.segments, rows.types, rows.places)
+        logits = self.model(*inputs)
+        if self.consistency:
+            options = {"weight": self.consistency, "label_smoothing": smoothing}
+            return consistent_class_terms("words", (logits, self.model(*inputs)), tags.labels, tags.count, **options)
+        return {"words": Term(class_loss(logits, tags.labels, label_smoothing=smoothing)[0], tags.count)}
+
+    def counts(self, batch: Batch) -> dict[str, int] | None:
+        count = batch["tags"].count
+        return {"words": count, "consistency": count} if self.consistency else None
 
     def evaluation_step(self, batch: Batch, *, final: bool) -> None:
         rows, tags = batch["words"], batch["tags"]

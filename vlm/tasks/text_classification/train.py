@@ -3,12 +3,13 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Annotated, Unpack
 
 import numpy as np
 from torch import Tensor
 
 from vlm.data.batch import Batch
+from vlm.errors import Range, UserError
 from vlm.evaluation.report.content import Table
 from vlm.models.classifier import SequenceClassifier
 from vlm.tasks.shared.classes import ClassPrediction, ClassTask, find_name
@@ -16,7 +17,7 @@ from vlm.tasks.shared.distillation import ClassDistillation, DistilledTask, Teac
 from vlm.tasks.shared.text_tasks import NaiveBayes, TextTask, bag_of
 from vlm.tasks.text_classification.predict import text_probabilities
 from vlm.training.data_module import Data
-from vlm.training.step.losses import Term, class_loss
+from vlm.training.step.losses import Term, check_dropout, class_loss, consistent_class_terms
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
 
@@ -29,6 +30,7 @@ class TextClassification(DistilledTask, TextTask, ClassTask):
     Args:
         model, options: As in ClassTask; the model is a SequenceClassifier.
         fields: texts, and labels.
+        consistency: Factor of the divergence of two passes with other dropout (R-Drop, Liang et al. 2021); 0 for none.
         teacher: A model whose predictions the trained model learns; None for none.
     """
 
@@ -39,10 +41,20 @@ class TextClassification(DistilledTask, TextTask, ClassTask):
     model: SequenceClassifier
 
     def __init__(
-        self, *, model: SequenceClassifier, teacher: Teacher | None = None, **options: Unpack[TaskOptions]
+        self,
+        *,
+        model: SequenceClassifier,
+        consistency: Annotated[float, Range(0)] = 0.0,
+        teacher: Teacher | None = None,
+        **options: Unpack[TaskOptions],
     ) -> None:
         super().__init__(model=model, **options)
+        self.consistency = consistency
+        if consistency:
+            check_dropout(model)
         if teacher is not None and teacher.path is not None:
+            if consistency:
+                raise UserError("task.consistency: cannot be combined with task.teacher; leave one of them out")
             self.distillation = ClassDistillation(self, SequenceClassifier, teacher, self._logits)
 
     @staticmethod
@@ -52,10 +64,16 @@ class TextClassification(DistilledTask, TextTask, ClassTask):
 
     def loss(self, batch: Batch) -> dict[str, Term]:
         logits = self._logits(self.model, batch)
+        if self.consistency:
+            passes, labels = (logits, self._logits(self.model, batch)), batch["labels"]
+            options = {"weight": self.consistency, "label_smoothing": self.label_smoothing}
+            return consistent_class_terms("texts", passes, labels, len(labels), **options)
         terms = {"texts": Term(*class_loss(logits, batch["labels"], label_smoothing=self.label_smoothing))}
         return terms if self.distillation is None else self.distillation.terms(batch, terms, logits)
 
     def counts(self, batch: Batch) -> dict[str, int] | None:
+        if self.consistency:
+            return {"texts": len(batch.ids), "consistency": len(batch.ids)}
         return self.distilled_counts(batch, "texts", len(batch.ids))
 
     def probabilities(self, batch: Batch) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.data.batch import Targets, TextRows
+from vlm.data.batch import IGNORE, Targets, TextRows
 from vlm.errors import SharedError, UserError
-from vlm.nn.distillation_loss import consistency_loss
+from vlm.nn.distillation_loss import consistency_loss, symmetric_divergence
 from vlm.nn.vocabulary_loss import Head, token_losses, vocabulary_loss
 from vlm.training.step.fsdp import to_local
 
@@ -71,9 +71,31 @@ def consistent_terms(
     }
 
 
+def consistent_class_terms(
+    name: str, passes: Sequence[Tensor], labels: Tensor, count: int, *, weight: float, label_smoothing: float = 0.0
+) -> dict[str, Term]:
+    """Returns the loss of two passes, as `consistent_terms`, of predictions of classes.
+
+    Args:
+        name: Of the term of cross-entropy.
+        passes: Logits of each pass.
+        labels: The true classes; those that are IGNORE are left out.
+        count: Number of the others.
+        weight, label_smoothing: As in `consistent_terms`.
+    Shapes:
+        passes: two of (N, C), labels (N,)
+    """
+    losses = [class_loss(logits, labels, label_smoothing=label_smoothing)[0] for logits in passes]
+    divergence = (symmetric_divergence(*passes) * (labels != IGNORE)).sum()
+    return {
+        name: Term((losses[0] + losses[1]) / 2, count),
+        "consistency": Term(divergence, count, weight=weight),
+    }
+
+
 def check_dropout(model: nn.Module) -> None:
     """Raises a UserError if no part of a model has dropout, without which two passes are equal."""
-    rates = (getattr(part, name, 0.0) for part in model.modules() for name in ("rate", "dropout"))  # of attention too
+    rates = (getattr(part, name, 0.0) for part in model.modules() for name in ("rate", "dropout", "token_dropout"))
     if not any(isinstance(rate, float) and rate > 0 for rate in rates):
         raise UserError("task.consistency: has no effect without dropout; set model.size.dropout, or leave it out")
 
@@ -108,12 +130,13 @@ def answer_losses(hidden: Tensor, rows: TextRows, head: Head) -> tuple[Tensor, T
 
 
 def class_loss(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> tuple[Tensor, int]:
-    """Cross-entropy in nats, summed over the images.
+    """Cross-entropy in nats, summed over the images, texts or words; labels that are IGNORE are left out.
 
     Shapes:
         logits (B, C), targets: labels (B,) or the share of each class (B, C) -> sum (), and the number B
     """
-    return F.cross_entropy(logits.float(), targets, reduction="sum", label_smoothing=label_smoothing), len(targets)
+    options: dict[str, Any] = {"ignore_index": IGNORE, "label_smoothing": label_smoothing}
+    return F.cross_entropy(logits.float(), targets, reduction="sum", **options), len(targets)
 
 
 MAX_LISTED = 8  # names of samples in a message; a longer list goes into a file
