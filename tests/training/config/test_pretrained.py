@@ -29,7 +29,8 @@ from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.contrastive.predict import DualClassifier
-from vlm.training.config.pretrained import Joined, Pretrained
+from vlm.training.config.joined import Joined
+from vlm.training.config.pretrained import Pretrained
 from vlm.training.run.fit import main
 
 SHORT = ["trainer.max_steps=2", "test=false"]

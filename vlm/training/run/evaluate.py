@@ -28,8 +28,8 @@ from vlm.models.word_encoder import WordEncoder
 from vlm.nn.image_size import as_override, sides
 from vlm.training.callbacks.progress import Progress
 from vlm.training.config.check import check
+from vlm.training.config.folder import list_prompt_tasks, prompt_field_overrides
 from vlm.training.config.nodes import check_effective, check_fit, split_option
-from vlm.training.config.pretrained import list_prompt_tasks, prompt_field_overrides
 from vlm.training.data_module import Data
 from vlm.training.run.build import build_data, build_start, build_task, build_trainer, cache_folder, find_init_paths
 from vlm.training.run.run import evaluate_split
