@@ -61,7 +61,6 @@ MAX_TEXTS = 1024  # texts of an input decoded in parallel; memory and time of a 
 MANY_TEXTS = 128  # from this number on, the user is warned
 MAX_TOKENS = 2**20
 
-
 Checkpoint = Annotated[
     str,
     Option(
@@ -71,7 +70,6 @@ Checkpoint = Annotated[
         check=check_checkpoint,
     ),
 ]
-
 
 Projector = Annotated[
     str | None,
@@ -83,7 +81,6 @@ Projector = Annotated[
     ),
 ]
 
-
 Adapters = Annotated[
     str | None,
     Option(
@@ -92,7 +89,6 @@ Adapters = Annotated[
         check=check_adapters,
     ),
 ]
-
 
 Device = Annotated[str, Option("auto, cpu, cuda or mps.", choices=("auto", "cpu", "cuda", "mps"))]
 Precision = Annotated[
@@ -127,7 +123,6 @@ Prompt = Annotated[
     ),
 ]
 Top = Annotated[int, Option("Number of classes for each input, most probable first.", least=1)]
-
 
 Overrides = Annotated[
     list[str] | None, Option("Config values, as KEY=VALUE.", metavar="[OVERRIDES]...", positional=True)
