@@ -16,7 +16,7 @@ from vlm.checkpoint.locate import download
 from vlm.checkpoint.start import start_from
 from vlm.cli.main import run as command
 from vlm.errors import printable
-from vlm.training.config.pretrained import Pretrained
+from vlm.training.config.pretrained import PretrainedModel
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_model_of_the_hub_is_fetched_once_and_is_the_folder(
 
 @pytest.mark.slow
 def test_training_starts_from_a_model_of_the_hub(hub: tuple[str, list[str]], folder: Path) -> None:
-    found, local = (Pretrained.overrides({"path": str(place)}, {}) for place in ("hf:org/tiny", folder))
+    found, local = (PretrainedModel.overrides({"path": str(place)}, {}) for place in ("hf:org/tiny", folder))
     cached = str(download("hf:org/tiny"))
     assert "model.init_from=hf:org/tiny" in found  # which other machines know too
     same = [text.replace(cached, "X").replace("hf:org/tiny", "X") for text in found]

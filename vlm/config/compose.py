@@ -83,9 +83,7 @@ ROOT = "config"
 VERSION = "1.3"  # version_base of Hydra
 DEFAULT_OPTIONS = Namespace(config_path=None, config_name=None, config_dir=None)
 _HYDRA_PREFIXES = ("hydra.", "hydra/")
-_PLACEHOLDER_PREFIX = (
-    "vlm.training.config."  # module of placeholder classes such as Pretrained, which are replaced by further overrides
-)
+_PLACEHOLDER_PREFIX = "vlm.training.config."  # of classes such as PretrainedModel, replaced by further overrides
 _ENUMERABLE = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP)
 
 for _name, _formula in FORMULAS.items():

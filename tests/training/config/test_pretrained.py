@@ -29,8 +29,8 @@ from vlm.models.pretrained.folder import Folder
 from vlm.models.pretrained.load import load_hugging_face
 from vlm.tasks.captioning.predict import Captioner
 from vlm.tasks.contrastive.predict import DualClassifier
-from vlm.training.config.joined import Joined
-from vlm.training.config.pretrained import Pretrained
+from vlm.training.config.joined import JoinedModel
+from vlm.training.config.pretrained import PretrainedModel
 from vlm.training.run.fit import main
 
 SHORT = ["trainer.max_steps=2", "test=false"]
@@ -182,7 +182,7 @@ def saved_vit(folder):
 def test_a_folder_is_refused_for_a_task_that_it_is_not_for(tmp_path, save, task, words):
     save(tmp_path / "theirs")
     with pytest.raises(UserError, match=words):
-        Pretrained.overrides({"path": str(tmp_path / "theirs")}, task)
+        PretrainedModel.overrides({"path": str(tmp_path / "theirs")}, task)
 
 
 @pytest.mark.sample(plain=2, slow=2)
@@ -245,7 +245,7 @@ def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
     for name in ("spiece.model", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink(missing_ok=True)
     for task in ("captioning", "classification"):
-        given = Pretrained.overrides({"path": str(folder)}, {"task": task})
+        given = PretrainedModel.overrides({"path": str(folder)}, {"task": task})
         assert "model/encoder=vit" in given and not any(text.startswith("tokenizer") for text in given)
     joined = {
         "encoder.path": str(folder),
@@ -255,10 +255,10 @@ def test_a_siglip_without_its_tokenizer_is_an_image_encoder(tmp_path):
         "chat_template": "auto",
     }
     hf.saved_decoder(tmp_path / "llama", "llama")
-    given = Joined.overrides(joined | {"decoder.path": str(tmp_path / "llama")}, {})
+    given = JoinedModel.overrides(joined | {"decoder.path": str(tmp_path / "llama")}, {})
     assert f"model.encoder.backbone.init_from={folder}" in given
     with pytest.raises(UserError, match=r"there is no (tokenizer\.json|spiece\.model)"):
-        Pretrained.overrides({"path": str(folder)}, {"task": "contrastive"})
+        PretrainedModel.overrides({"path": str(folder)}, {"task": "contrastive"})
     model = Classifier(
         encoder=rebuild(describe_folder(Folder(folder), images_only=True)[0].parts["encoder"]),
         num_classes=2,
@@ -353,5 +353,5 @@ def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, 
 def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
     hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
     folder = str(tmp_path / "theirs")
-    assert "optim.lr=3e-4" in Pretrained.overrides({"path": folder}, {"task": "captioning"})
-    assert "optim.lr=5e-5" in Pretrained.overrides({"path": folder}, {"task": "classification"})
+    assert "optim.lr=3e-4" in PretrainedModel.overrides({"path": folder}, {"task": "captioning"})
+    assert "optim.lr=5e-5" in PretrainedModel.overrides({"path": folder}, {"task": "classification"})

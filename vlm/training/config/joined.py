@@ -17,7 +17,7 @@ from vlm.training.config.folder import (
 )
 
 
-class Joined:
+class JoinedModel:
     """Placeholder in a config for an encoder and a decoder joined by a new projector, with the decoder's tokenizer.
 
     Args:

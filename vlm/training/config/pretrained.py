@@ -52,7 +52,7 @@ JOIN_REMEDY = (
 )
 
 
-class Pretrained:
+class PretrainedModel:
     """Placeholder in a config for the model of a Hugging Face folder, its tokenizer and preprocessing.
 
     Args:
