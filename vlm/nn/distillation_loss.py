@@ -180,8 +180,8 @@ def symmetric_divergence(one: Tensor, other: Tensor) -> Tensor:
     Shapes:
         one, other (N, C) -> (N,)
     """
-    logprobs = soften(one, 1.0), soften(other, 1.0)
-    return ((logprobs[0].exp() - logprobs[1].exp()) * (logprobs[0] - logprobs[1])).sum(-1) / 2
+    one, other = soften(one, 1.0), soften(other, 1.0)
+    return (_kl(one, other) + _kl(other, one)) / 2
 
 
 class _ConsistencyLoss(torch.autograd.Function):

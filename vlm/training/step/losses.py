@@ -74,7 +74,7 @@ def consistent_terms(
 def consistent_class_terms(
     name: str, passes: Sequence[Tensor], labels: Tensor, count: int, *, weight: float, label_smoothing: float = 0.0
 ) -> dict[str, Term]:
-    """Returns the loss of two passes, as `consistent_terms`, of predictions of classes.
+    """Returns the loss of two passes of a classifier, as `consistent_terms` does for predictions of tokens.
 
     Args:
         name: Of the term of cross-entropy.
