@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -150,7 +151,6 @@ def draw_texts(folder: Path) -> None:
     for name in (*shifts, "xquad/xquad.en.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         write_squad(folder / name, STORY)
-    draw_easy_vqa(folder / "easy_vqa", images=60)
     for name in ("pos", "neg"):
         (folder / "movie_reviews" / name).mkdir(parents=True)
         for n in range(850, 1000):
@@ -184,6 +184,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines = "".join(f"{words} of train, val or test: {stem} {n}\n" for n in range(60))
             (root / "pairs" / f"{stem}.{ending}").write_text(lines)
     draw_texts(root / "texts")
+    draw_easy_vqa(root / "easy_vqa", images=130)  # the first 100 are held out of conversations
     return root
 
 
@@ -229,7 +230,8 @@ DATA = {
     "detection_cpu": [],
     "drawn_lines": [],
     "text_to_image_cpu": [],
-    "easy_vqa": ["data.root=texts/easy_vqa"],
+    "conversations_photos": ["data.root=.", "data.epoch_size=20", "trainer.val_check_interval=1"],
+    "easy_vqa": ["data.root=easy_vqa"],
     "flowers": ["data.root=flowers"],
     "tagging_small": ["data.path=texts/en_ewt-ud-train.conllu"],
     **{key: ["data.root=texts"] for key in ("tagging", "text_classification", "span", "masked_lm_film")},
@@ -261,7 +263,9 @@ def test_every_experiment_takes_a_step(experiment, drawn, tmp_path, monkeypatch)
                 hugging.saved_bert(tmp_path / "bert", BertModel)
             key = "model.path" if name.endswith("_bert") else "model.text_encoder.init_from"
             own = [*own, f"{key}={tmp_path / 'bert'}", "data.max_len=64"]
-        if name.endswith("_smollm2"):
+        if name == "conversations_photos":
+            subprocess.run([sys.executable, str(ROOT / "docs" / "photo_chats.py"), "."], check=True)
+        if name in ("captioning_flickr8k_smollm2", "conversations_photos"):
             save_gguf(tmp_path / "decoder.gguf", *decoder("tied"))
             own = [*own, f"model.decoder.path={tmp_path / 'decoder.gguf'}"]
         assert main([f"experiment={name}", *fast, *own, *start]) == 0
