@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FIRST = ("Describe the photo.", "What is in the photo?", "What is happening here?", "Write a caption for this photo.")
+KINDS = {"yes": "yes_no", "no": "yes_no", "circle": "shape", "rectangle": "shape", "triangle": "shape"}
 AGAIN = ("Say it in other words.", "Describe it again.", "How would someone else describe it?")
 
 
@@ -30,7 +31,8 @@ def easy_vqa_rows(root: Path, draw: random.Random) -> Iterator[dict[str, object]
             while turns:
                 length = draw.randint(1, 3) if split == "train" else 1
                 name = f"easy_vqa/{part}/images/{image}.png"
-                yield {"image": name, "texts": turns[:length], "split": split}
+                kind = KINDS.get(turns[0]["assistant"], "color") if length == 1 else "several"
+                yield {"image": name, "texts": turns[:length], "kind": kind, "split": split}
                 del turns[:length]
 
 

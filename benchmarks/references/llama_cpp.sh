@@ -12,7 +12,7 @@ if [ ! -x "$environment/bin/python" ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-"$python" benchmarks/references/llama_cpp.py prepare "$work" 2>"$work.prepare.log"
-"$environment/bin/python" benchmarks/references/llama_cpp.py compare "$work" tests/checkpoint/files/llama_cpp.json \
+"$python" benchmarks/references/llama_cpp_files.py prepare "$work" 2>"$work.prepare.log"
+"$environment/bin/python" benchmarks/references/llama_cpp_files.py compare "$work" tests/checkpoint/files/llama_cpp.json \
     2>"$work.compare.log" | tee benchmarks/references/llama_cpp.log
 rm "$work.prepare.log" "$work.compare.log"

@@ -10,6 +10,6 @@ if [ ! -d "$packages/peft" ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
-PYTHONPATH="$packages" "$python" benchmarks/references/peft.py "$work" tests/checkpoint/files/peft \
+PYTHONPATH="$packages" "$python" benchmarks/references/peft_adapters.py "$work" tests/checkpoint/files/peft \
     2>"$work.log" | tee benchmarks/references/peft.log
 rm "$work.log"

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-# In place of this folder, whose peft.py is not the package.
-sys.path[:1] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
 TOLERANCE = 1e-5
 WORDS = "a man in the red shirt climbs a rock and two dogs don't run over green grass, while children play!"
 TEXTS = [" ".join(WORDS.split()[place // 2 :][: 1 + 7 * place % 15]) for place in range(19)] + [""]

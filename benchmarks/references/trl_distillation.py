@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:1] = [str(ROOT / "tests" / "helpers"), str(ROOT)]  # this folder's peft.py would hide the library
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
 import distillation_cases as cases
 

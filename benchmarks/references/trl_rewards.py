@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:1] = [str(ROOT / "tests" / "helpers"), str(ROOT)]  # this folder's peft.py would hide the library
+sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
 import preference_steps
 import reward_steps as steps

@@ -1,4 +1,4 @@
-"""Small random models that `benchmarks/references/llama_cpp.py` runs in llama.cpp, and what vlm computes with them."""
+"""Small random models that benchmarks/references/llama_cpp_files.py runs in llama.cpp, and what vlm computes."""
 
 import hashlib
 import json

@@ -153,6 +153,12 @@ def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):
     assert [word.split("/")[0] for word in line.split()] == ["a", "small", "red", "circle"] * 2000
 
 
+def test_given_words_are_split_only_at_spaces(vlm):
+    """A word of a treebank may have a no-break space inside, as French numbers do."""
+    status, (line,), _ = vlm("tagging", "tag", "--words", "--text", "  25\u00a0000 red  circles. ")
+    assert status == 0 and [word.rpartition("/")[0] for word in line.split(" ")] == ["25\\xa0000", "red", "circles."]
+
+
 def test_a_byte_order_mark_on_stdin_is_no_part_of_the_text(vlm, monkeypatch):
     marked = io.TextIOWrapper(io.BytesIO("\ufeffa\n\ufeffb\n".encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", marked)

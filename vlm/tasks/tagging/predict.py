@@ -1,5 +1,6 @@
 """Tagging the words of texts with a trained model."""
 
+import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple
@@ -58,7 +59,7 @@ class Tagger(ClassPredictor[str, list[str], list[TaggedWord], TaggingOptions], T
         self.check_vocabulary(self.model.token_table)
 
     def prepare(self, source: str, options: TaggingOptions) -> list[str]:
-        return source.split() if options.words else split_words(source)
+        return re.findall(r"\S+", source, re.ASCII) if options.words else split_words(source)
 
     def predict(self, batch: Sequence[Sequence[str]], options: TaggingOptions) -> list[list[TaggedWord]]:
         if not any(batch):

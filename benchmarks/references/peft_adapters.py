@@ -1,7 +1,7 @@
 """Compares adapters with the peft library: what vlm exports, and what peft writes.
 
-`peft.py FOLDER FIXTURES` makes small random models in FOLDER. It writes to FIXTURES the adapters that peft made for
-each of them, and the logits that peft computes with those and with the exported ones, which tests read.
+`peft_adapters.py FOLDER FIXTURES` makes small random models in FOLDER. It writes to FIXTURES the adapters that peft
+made for each of them, and the logits that peft computes with those and with the exported ones, which tests read.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.remove(str(Path(__file__).resolve().parent))  # or this file would be imported as peft
 sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT)]
 
 import peft

@@ -207,7 +207,6 @@ def compare_images(expected: dict[str, Any], folder: Path, runner: Runner, outty
 
 def compare(folder: Path, fixture: Path) -> None:
     """Runs all prepared files, prints how they agree, and writes the fixture."""
-    sys.path.remove(str(Path(__file__).parent.resolve()))  # where `import llama_cpp` would find this script
     import llama_cpp
 
     print(f"llama-cpp-python {llama_cpp.__version__}", flush=True)
