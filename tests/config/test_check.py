@@ -128,9 +128,15 @@ def test_a_target_is_a_known_class(name, said):
     assert said in line
 
 
-def test_a_class_that_has_moved_is_found_by_its_old_name(capsys):
-    """A user's own YAML file may name the module that defined the class in an earlier release."""
-    old, new = "vlm.models.projector.MLPProjector", "vlm.models.encoder_decoder.MLPProjector"
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("vlm.models.projector.MLPProjector", "vlm.models.encoder_decoder.MLPProjector"),
+        ("vlm.training.step.fsdp.Sharded", "vlm.training.step.fsdp.ShardedStrategy"),
+    ],
+)
+def test_a_class_that_was_moved_or_renamed_is_found_by_its_old_name(old, new, capsys):
+    """A user's own YAML file may name the class as an earlier release did."""
     assert find(old) is find(old) is find(new)
     assert capsys.readouterr().err == f"note: {old} has moved to {new}; the old name works in this release only\n"
     with pytest.raises(UserError, match=r"there is no vlm\.models\.projector\.MLPProjektor"):

@@ -37,6 +37,7 @@ _limits: dict[str, Mapping[str, Any]] = {}
 # Folders whose classes a checkpoint may name, and those whose classes may be built as models.
 _NAMED_PACKAGES = ("models", "nn", "data", "checkpoint", "tasks", "training")
 MODEL_PACKAGES = ("models", "nn")
+_RENAMED = {"Sharded": "ShardedStrategy"}  # classes that configs of an earlier release name
 _PRIVATE = ("data.store",)  # storage classes, which only sources build
 _CLASS = re.compile(r"^class ([A-Z]\w*)(?:\[[^]]*\])?(?:\(([^)]*)\))?:", re.MULTILINE)
 
@@ -250,8 +251,9 @@ def _import(name: str) -> Any:
 
 @cache  # one line per name
 def _find_moved_class(name: str) -> str | None:
-    """Returns the present dotted name of a class of vlm that was in another module in an earlier release."""
+    """Returns the present dotted name of a class of vlm that had another module or name in an earlier release."""
     short_name = name.rpartition(".")[2]
+    short_name = _RENAMED.get(short_name, short_name)
     homes = modules_by_class().get(short_name, []) if name.startswith("vlm.") else []
     if len(homes) != 1:
         return None

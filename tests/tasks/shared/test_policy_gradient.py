@@ -38,7 +38,7 @@ from vlm.tasks.shared.rollouts import Prompts, number_texts
 from vlm.training.config.check import check
 from vlm.training.run.build import build_data, build_model, build_task
 from vlm.training.run.fit import main
-from vlm.training.step.fsdp import Sharded
+from vlm.training.step.fsdp import ShardedStrategy
 from vlm.training.step.losses import Term
 
 FIXTURE = json.loads((FILES / "trl_rewards.json").read_text())
@@ -147,7 +147,7 @@ def test_advantages_losses_and_gradients_are_those_of_trl(tmp_path: Path, case: 
 
 def test_label_smoothing_and_sharded_weights_are_refused() -> None:
     parts = {"text_field": "captions", "fields": {"captions": SimpleNamespace()}, "tokenizer": ByteTokenizer()}
-    trainer = SimpleNamespace(strategy=Sharded())
+    trainer = SimpleNamespace(strategy=ShardedStrategy())
     task: Any = SimpleNamespace(label_smoothing=0.0, trainer=trainer, **parts)
     critic = PolicyGradient(task, {"cider": 1.0}, 5, BASELINES["group"])
     with pytest.raises(UserError, match=r"task.reward: not supported with sharded weights; use trainer=ddp"):

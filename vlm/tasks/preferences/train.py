@@ -35,7 +35,7 @@ from vlm.tasks.shared.show import example_image, example_record, first_row, text
 from vlm.tasks.shared.text_tasks import ImageTextTask, TextSearch
 from vlm.training.data_module import Data
 from vlm.training.image_cache import as_read
-from vlm.training.step.fsdp import Sharded
+from vlm.training.step.fsdp import ShardedStrategy
 from vlm.training.step.losses import Term, answer_losses
 from vlm.training.step.step import is_logged
 from vlm.training.step.task import TaskOptions
@@ -108,7 +108,7 @@ class Preferences(ImageTextTask):
         super().on_fit_start()
         if not self.objective.uses_reference:
             return
-        if isinstance(self.trainer.strategy, Sharded):
+        if isinstance(self.trainer.strategy, ShardedStrategy):
             remedy = "use trainer=ddp instead of fsdp, or task.loss=simpo"
             raise UserError(f"task={self.name}: a reference model is not supported with sharded weights; {remedy}")
         if self.cache_reference:

@@ -38,7 +38,7 @@ from vlm.tasks.shared.rewards import (
 from vlm.tasks.shared.rollouts import Prompts, Sampled, build_rows, number_texts, read_prompts, sample_texts
 from vlm.tasks.shared.text_tasks import ImageTextTask
 from vlm.training.image_cache import as_read
-from vlm.training.step.fsdp import Sharded
+from vlm.training.step.fsdp import ShardedStrategy
 from vlm.training.step.losses import Term
 from vlm.training.step.task import TaskOptions
 from vlm.untrusted.sizes import JsonValue
@@ -277,7 +277,7 @@ class PolicyGradient:
             UserError: The weights are sharded, a user's function cannot be used, or fails on references of the training
                 split.
         """
-        if isinstance(self.task.trainer.strategy, Sharded):
+        if isinstance(self.task.trainer.strategy, ShardedStrategy):
             raise UserError("task.reward: not supported with sharded weights; use trainer=ddp instead of fsdp")
         try_functions(self.weights, self.task.fields[self.task.text_field], self.task.data.split("train"))
         if self.reference is not None:

@@ -17,7 +17,7 @@ from vlm.training.step.blocks import iter_blocks
 from vlm.training.step.lightning_private import shard_over_all_ranks
 
 
-class Sharded(ModelParallelStrategy):
+class ShardedStrategy(ModelParallelStrategy):
     """Fully sharded data parallelism (FSDP2; Zhao et al. 2023): all ranks together hold one model and optimiser.
 
     Lightning's strategy bypasses the trainer's CheckpointIO and reads checkpoints unsafely. This one uses it, in
@@ -68,7 +68,7 @@ def shard(model: nn.Module, strategy: Strategy) -> None:
     Raises:
         UserError: The model has recurrent layers, whose kernels keep references to full weights.
     """
-    if not isinstance(strategy, Sharded) or isinstance(model, FSDPModule):
+    if not isinstance(strategy, ShardedStrategy) or isinstance(model, FSDPModule):
         return
     if any(isinstance(part, nn.RNNBase) for part in model.modules()):
         raise UserError("trainer=fsdp: cannot shard recurrent layers; use trainer=ddp")
