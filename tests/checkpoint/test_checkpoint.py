@@ -11,11 +11,13 @@ import time
 import numpy as np
 import pytest
 import torch
+from tiny_checkpoints import EXACT, FILES, IMAGES
 
 from vlm.checkpoint import load as ckpt
 from vlm.checkpoint.file import write
 from vlm.checkpoint.rebuild import rebuild
 from vlm.checkpoint.stored import FORMAT
+from vlm.cli.main import run as vlm
 from vlm.errors import UserError
 from vlm.models.encoder_decoder import VisionLanguageModel
 
@@ -184,3 +186,65 @@ def test_weights_that_are_not_finite_are_refused_by_their_name(value, part, tmp_
     torch.save(content, tmp_path / "model.ckpt")
     with pytest.raises(UserError, match=r"model\.ckpt: its weights are not finite .*\(model\.decoder\.norm\.weight\)"):
         ckpt.read(tmp_path / "model.ckpt")
+
+
+def test_an_average_has_the_mean_weights_for_inference(path, checkpoint, scramble, tmp_path):
+    """Those of a moving average, where there is one."""
+    other, third = (scramble(rebuild(SPEC)).state_dict() for _ in range(2))
+    averaged = {f"model.{name}": tensor for name, tensor in third.items()}
+    write(tmp_path / "other.ckpt", saved(model=rebuild(SPEC), ema=averaged))
+    state = {f"model.{name}": tensor for name, tensor in other.items()}
+    write(tmp_path / "third.ckpt", checkpoint | {"state_dict": state, "vlm": {"model": SPEC, "scores": {"loss": 1.0}}})
+    places = [str(path), str(tmp_path / "other.ckpt"), str(tmp_path / "third.ckpt")]
+    mean = ckpt.average_checkpoints(places)
+    assert mean["vlm"] == {"model": SPEC, "scores": {}}
+    assert mean["state_dict"].keys() == checkpoint["state_dict"].keys()
+    for name, tensor in mean["state_dict"].items():
+        parts = [checkpoint["state_dict"][name], third[name.removeprefix("model.")], other[name.removeprefix("model.")]]
+        expected = np.mean([part.numpy().astype(np.longdouble) for part in parts], axis=0)
+        assert tensor.dtype == torch.float32
+        np.testing.assert_allclose(tensor.numpy(), expected.astype(np.float32), rtol=1.2e-7, atol=0)
+    assert ckpt.average_checkpoints([places[2], places[0]])["vlm"]["scores"] == {}  # they are of other weights
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda other: other["vlm"].update(max_len=7), "has another max_len than"),
+        (lambda other: other["vlm"].update(model={**SPEC, "args": {}}), "has another model than"),
+        (lambda other: other["state_dict"].update({"model.w": torch.ones(2)}), "its w does not match that of"),
+        (lambda other: other["state_dict"].update({"model.head.bias": torch.ones(2)}), "does not match that of"),
+    ],
+)
+def test_checkpoints_of_other_models_are_not_averaged(path, checkpoint, tmp_path, change, message):
+    other = copy.deepcopy(checkpoint)
+    change(other)
+    write(tmp_path / "other.ckpt", other)
+    with pytest.raises(UserError, match=message):
+        ckpt.average_checkpoints([str(path), str(tmp_path / "other.ckpt")])
+
+
+def test_whole_numbers_are_not_averaged(path, checkpoint, tmp_path):
+    for number, name in ((1, "one"), (2, "two")):
+        state = checkpoint["state_dict"] | {"model.count": torch.tensor(number)}
+        write(tmp_path / f"{name}.ckpt", checkpoint | {"state_dict": state})
+    one, two = str(tmp_path / "one.ckpt"), str(tmp_path / "two.ckpt")
+    assert ckpt.average_checkpoints([one, one])["state_dict"]["model.count"] == 1
+    with pytest.raises(UserError, match=r"two\.ckpt: its count, whole numbers, differs"):
+        ckpt.average_checkpoints([one, two])
+
+
+def test_the_command_writes_an_average_that_other_commands_use(tmp_path, capsys):
+    """The average of a checkpoint with itself captions as it does."""
+    (image, *_), tiny, out = IMAGES, str(FILES / "captioning.ckpt"), str(tmp_path / "average.ckpt")
+    assert vlm(["average", tiny, tiny, "--out", out]) == 0
+    assert "captioning" in capsys.readouterr().out
+    captions = []
+    for path in (tiny, out):
+        assert vlm(["caption", image, "-c", path, *EXACT]) == 0
+        captions.append(capsys.readouterr().out)
+    assert captions[0] == captions[1]
+    assert vlm(["average", tiny, "--out", out]) == 2
+    assert "an average needs two or more" in capsys.readouterr().err
+    assert vlm(["average", tiny, str(FILES / "classification.ckpt"), "--out", out]) == 2
+    assert "average checkpoints of the same model" in capsys.readouterr().err

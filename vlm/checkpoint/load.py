@@ -166,6 +166,50 @@ def strip_training_state(path: Path, loaded: Checkpoint) -> Checkpoint:
     }
 
 
+# What may differ between checkpoints whose weights are averaged.
+_HISTORY = ("config", "data", "decoding", "origin", "base_class", "reference", "scores", "teacher", "typed")
+
+
+def average_checkpoints(places: Sequence[str]) -> Checkpoint:
+    """Returns a checkpoint whose weights are the mean of those of several (a model soup; Wortsman et al. 2022).
+
+    The weights are those for inference, with adapters merged; they are averaged in float64. Everything else is that of
+    the first checkpoint, without scores.
+
+    Args:
+        places: At least two checkpoints, of one model that was trained further in different ways.
+    Raises:
+        UserError: One cannot be read, or differs from the first in more than its weights.
+    """
+    paths = [locate(place) for place in places]
+    first = read(paths[0])
+    description: Metadata = {**first["vlm"], "scores": {}}
+    weights = inference_weights(first)
+    sums = {name: tensor.double() for name, tensor in weights.items() if tensor.is_floating_point()}
+    for path in paths[1:]:
+        other = read(path)
+        described = other["vlm"]
+        for key in sorted({*first["vlm"], *described} - {*_HISTORY}):
+            if first["vlm"].get(key) != described.get(key):
+                raise UserError(f"{path}: has another {key} than {paths[0]}; average checkpoints of the same model")
+        added = inference_weights(other)
+        for name in sorted({*weights, *added}):
+            if name not in weights or name not in added or weights[name].shape != added[name].shape:
+                raise UserError(f"{path}: its {name} does not match that of {paths[0]}; average the same model")
+            if name in sums:
+                sums[name] += added[name]
+            elif not torch.equal(weights[name], added[name]):
+                raise UserError(f"{path}: its {name}, whole numbers, differs from that of {paths[0]}")
+    mean = {name: (total / len(paths)).to(weights[name].dtype) for name, total in sums.items()}
+    return {
+        "format": first["format"],
+        "vlm": description,
+        "state_dict": {f"model.{name}": tensor for name, tensor in (weights | mean).items()},
+        "global_step": first["global_step"],
+        "epoch": first["epoch"],
+    }
+
+
 __all__ = ["build_model", "load_model", "locate", "read"]
 
 

@@ -137,6 +137,26 @@ def import_folder(
     return 0
 
 
+def average(
+    checkpoints: Annotated[list[str], Option("Checkpoints or runs of one model.", positional=True)],
+    out: Annotated[str, Option("Output checkpoint.", metavar="FILE")],
+) -> int:
+    """Writes a checkpoint with the mean weights of several, and returns the exit status."""
+    from vlm.checkpoint.file import write
+    from vlm.checkpoint.load import average_checkpoints, load_model
+    from vlm.inference.info import describe
+    from vlm.io.output import refuse_unwritable
+
+    if len(checkpoints) < 2:
+        raise UserError(f"{checkpoints[0]}: is one checkpoint, and an average needs two or more; name others too")
+    refuse_unwritable(os.path.realpath(out), f"--out {out}")
+    checkpoint = average_checkpoints(checkpoints)
+    load_model(checkpoint)  # before anything is written
+    write(out, checkpoint)
+    print(describe(out))
+    return 0
+
+
 def export(
     folder: Annotated[str, Option("Output folder. Created if missing; must be empty.", metavar="DIR", positional=True)],
     checkpoint: Checkpoint,

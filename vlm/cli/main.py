@@ -73,6 +73,10 @@ COMMANDS = {
         "vlm.cli.checkpoint_commands:import_folder",
         "Convert a Hugging Face folder, or adapters and their base model, to a single checkpoint file.",
     ),
+    "average": (
+        "vlm.cli.checkpoint_commands:average",
+        "Average the weights of several checkpoints of one model (a model soup) into one checkpoint file.",
+    ),
     "export": (
         "vlm.cli.checkpoint_commands:export",
         "Export a checkpoint to Hugging Face, safetensors, GGUF, ONNX or torch.export format.",
