@@ -230,7 +230,7 @@ DATA = {
     "detection_cpu": [],
     "drawn_lines": [],
     "text_to_image_cpu": [],
-    "conversations_photos": ["data.root=.", "data.epoch_size=20", "trainer.val_check_interval=1"],
+    "conversations_photos": ["data.root=.", "data.epoch_size=20"],
     "easy_vqa": ["data.root=easy_vqa"],
     "flowers": ["data.root=flowers"],
     "tagging_small": ["data.path=texts/en_ewt-ud-train.conllu"],
