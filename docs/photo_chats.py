@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from vlm.data.sources.questions import KINDS
+
 FIRST = ("Describe the photo.", "What is in the photo?", "What is happening here?", "Write a caption for this photo.")
-KINDS = {"yes": "yes_no", "no": "yes_no", "circle": "shape", "rectangle": "shape", "triangle": "shape"}
 AGAIN = ("Say it in other words.", "Describe it again.", "How would someone else describe it?")
 
 

@@ -157,6 +157,10 @@ def strip_training_state(path: Path, loaded: Checkpoint) -> Checkpoint:
     """
     if ADAPTERS not in loaded:
         raise UserError(f"{path}: has no adapters to merge; use it as it is")
+    return _select_for_inference(loaded)
+
+
+def _select_for_inference(loaded: Checkpoint) -> Checkpoint:
     return {
         "format": loaded["format"],
         "vlm": loaded["vlm"],
@@ -183,7 +187,6 @@ def average_checkpoints(places: Sequence[str]) -> Checkpoint:
     """
     paths = [locate(place) for place in places]
     first = read(paths[0])
-    description: Metadata = {**first["vlm"], "scores": {}}
     weights = inference_weights(first)
     sums = {name: tensor.double() for name, tensor in weights.items() if tensor.is_floating_point()}
     for path in paths[1:]:
@@ -201,13 +204,10 @@ def average_checkpoints(places: Sequence[str]) -> Checkpoint:
             elif not torch.equal(weights[name], added[name]):
                 raise UserError(f"{path}: its {name}, whole numbers, differs from that of {paths[0]}")
     mean = {name: (total / len(paths)).to(weights[name].dtype) for name, total in sums.items()}
-    return {
-        "format": first["format"],
-        "vlm": description,
-        "state_dict": {f"model.{name}": tensor for name, tensor in (weights | mean).items()},
-        "global_step": first["global_step"],
-        "epoch": first["epoch"],
-    }
+    averaged = _select_for_inference(first)
+    averaged["vlm"] = {**first["vlm"], "scores": {}}
+    averaged["state_dict"] = {f"model.{name}": tensor for name, tensor in (weights | mean).items()}
+    return averaged
 
 
 __all__ = ["build_model", "load_model", "locate", "read"]
