@@ -1,6 +1,7 @@
 """A run that was interrupted and resumed ends with bitwise the weights of one that was not."""
 
 import csv
+import os
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from compare import check_same
 from journey import interrupt_at, only_run, same_weights
 
 from vlm.checkpoint import load as ckpt
@@ -51,6 +53,26 @@ def test_resume_is_exact(step, signum, status, workers, small, whole, tmp_path, 
         for run in (folder, whole.parents[1])
     )
     assert mine == reference
+
+
+@pytest.mark.parametrize("last", [4, pytest.param(6, marks=pytest.mark.slow)], ids=["in an epoch", "at its end"])
+def test_a_validation_after_the_last_step_is_saved_before_and_repeated(last, small, tmp_path, monkeypatch) -> None:
+    limits = ["model.size.dropout=0.1", "trainer.max_epochs=-1", f"trainer.max_steps={last}"]
+    assert main([*small, *limits, f"runs={tmp_path / 'whole'}"]) == 0
+    saved: list[int] = []
+
+    def stop(trainer, *args) -> None:
+        if trainer.global_step == last and not saved:
+            saved.append(ckpt.read(Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt")["global_step"])
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BadSamples, "on_validation_batch_end", lambda self, trainer, *args: stop(trainer))
+        assert main([*small, *limits, f"runs={tmp_path / 'stopped'}"]) == 143
+    folder = only_run(tmp_path / "stopped")
+    assert saved == [last] and not (folder / "evaluation").exists()
+    assert main([f"resume={folder}"]) == 0
+    check_same(folder, only_run(tmp_path / "whole"))
 
 
 @pytest.mark.nightly  # step/test_blocks.py compiles blocks in a slow run

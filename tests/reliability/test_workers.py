@@ -42,7 +42,7 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
 
 
 STUCK = {"idle": "pass", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
-# A checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
+# The best checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
 # fourth batch, which it reads ahead while the run validates: before, the run would wait for its earlier batches.
 NO_ROOM = """
 import os, resource, signal, time
@@ -56,9 +56,10 @@ def announced(self):
     start(self)
 Task.on_evaluation_start = announced
 write = save.write
-def limited(*args, **options):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-    write(*args, **options)
+def limited(path, *args, **options):
+    if str(path).endswith("best.ckpt"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    write(path, *args, **options)
 save.write = limited
 fetcher, done = _utils.fetch._MapDatasetFetcher, []
 fetch = fetcher.fetch

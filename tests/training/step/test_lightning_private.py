@@ -162,6 +162,34 @@ def test_a_validation_that_is_due_comes_first(tmp_path: Path) -> None:
     assert order == ["validation", *["batch"] * BATCHES, "validation"]
 
 
+@pytest.mark.parametrize("last", [2, BATCHES], ids=["middle", "end"])
+def test_the_last_step_is_validated_also_by_a_resumed_run(last: int, tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Watch(L.Callback):
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            order.append("validation")
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            order.append("batch")
+
+    def fit(*callbacks: L.Callback, **options: Any) -> L.Trainer:
+        trainer = trainer_of(*callbacks, max_epochs=-1, max_steps=last)
+        lightning_private.use_loops(trainer)
+        trainer.fit(Module(), **options)
+        return trainer
+
+    fit(Watch(), Save(tmp_path / "state.ckpt", last - 1, validation_due=True))
+    assert order == [*["batch"] * last, "validation"]
+    order.clear()
+    assert fit(Watch(), ckpt_path=tmp_path / "state.ckpt", weights_only=True).global_step == last
+    assert order == ["validation"]
+    order.clear()
+    fit(Save(tmp_path / "done.ckpt", last - 1))
+    fit(Watch(), ckpt_path=tmp_path / "done.ckpt", weights_only=True)
+    assert not order
+
+
 def test_the_launcher_starts_a_process_for_each_further_device(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr(subprocess, "Popen", lambda command, env, cwd: started.append(env["LOCAL_RANK"]))

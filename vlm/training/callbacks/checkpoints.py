@@ -56,12 +56,11 @@ class VerifiedIO(CheckpointIO):
 class Checkpoints(L.Callback):
     """Saves `last.ckpt` for resuming, its predecessor as `previous.ckpt`, and the best validated one as `best.ckpt`.
 
-    The last step of `trainer.max_steps` is always validated.
-
     Args:
         monitor: Metric that selects `best.ckpt`; None to keep the latest.
         mode: "max" or "min".
-        every_n_steps: Optimiser steps between saves of `last.ckpt`. It is also saved after every validation.
+        every_n_steps: Optimiser steps between saves of `last.ckpt`. It is also saved before and after
+            every validation.
     """
 
     def __init__(self, *, monitor: str | None, mode: Literal["min", "max"], every_n_steps: Count) -> None:
@@ -120,13 +119,17 @@ class Checkpoints(L.Callback):
         )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if has_reached_max_steps(trainer):
-            trainer.should_stop = True  # with should_stop the trainer validates, with max_steps alone it does not
         step = trainer.global_step
         due = step != self._saved_step and step % self.every_n_steps == 0 and not is_mid_step(trainer)
-        if due and not is_validation_due(trainer):  # otherwise it is saved after the validation
+        if due and not is_validation_due(trainer):  # otherwise it is saved before and after the validation
             log_step_now(trainer)
             self.save_last(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or is_mid_step(trainer):
+            return
+        if trainer.global_step != self._saved_step:  # else a kill during the validation would lose the last steps
+            self.save_last(trainer, validation_due=True)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -173,11 +176,6 @@ def strip_training_state(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Returns a checkpoint for inference: without training state, and with averaged weights if there are any."""
     stripped = {name: value for name, value in checkpoint.items() if name not in TRAINING_STATE}
     return {**stripped, "state_dict": {**checkpoint["state_dict"], **checkpoint.get("ema", {})}}
-
-
-def has_reached_max_steps(trainer: L.Trainer) -> bool:
-    """Returns True if `trainer.max_steps` is reached. A trainer resumed there would not run a pending validation."""
-    return 0 <= trainer.max_steps <= trainer.global_step
 
 
 class EarlyStopping(L.Callback):

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from vlm.data.batch import Batch
 from vlm.data.workers import end_workers
-from vlm.training.callbacks.checkpoints import Checkpoints, has_reached_max_steps
+from vlm.training.callbacks.checkpoints import Checkpoints
 from vlm.training.step.lightning_private import is_validation_due, log_step_now
 from vlm.training.step.step import StepState, is_mid_step
 from vlm.training.step.task import Task
@@ -86,7 +86,7 @@ class StopOnSignal(L.Callback):
             self._before[signum] = signal.signal(signum, self._handle)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        if is_mid_step(trainer) or has_reached_max_steps(trainer):
+        if is_mid_step(trainer):
             return
         step = cast(Task, pl_module).step
         signum = step.received if trainer.world_size == 1 else step.agreed
@@ -108,7 +108,7 @@ class StopOnSignal(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.state.fn != "fit" or batch_idx >= self._common_batches or has_reached_max_steps(trainer):
+        if trainer.state.fn != "fit" or batch_idx >= self._common_batches:
             return
         if is_mid_step(trainer):  # a run cannot be resumed in the middle of an optimiser step
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.loops import _FitLoop, _TrainingEpochLoop
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
@@ -73,6 +74,37 @@ def as_between_batches(loops: dict[str, Any], *, epoch_batches: int, step: int, 
         batches["current"].update(ready=0, started=0, processed=0, completed=0)
     batches["is_last_batch"] = False
     loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step  # which `set_logged_step` sets again
+
+
+class TrainingEpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over the batches of an epoch, which also validates after the last step of `max_steps`."""
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        is_last_step = 0 <= self.max_steps <= self.global_step
+        return super()._should_check_val_fx(data_fetcher) or (is_last_step and self._should_check_val_epoch())
+
+    @property
+    def is_validation_pending(self) -> bool:
+        """Whether a resumed run starts with a validation, which is not done yet."""
+        progress: Any = self.val_loop.batch_progress.current  # its type lacks two of the counts
+        return self.restarting and progress.started > progress.processed and self._should_check_val_fx(None)
+
+
+class FitLoop(_FitLoop):
+    """Lightning's loop over epochs, which is not done before a pending validation, even after the last step."""
+
+    epoch_loop: TrainingEpochLoop
+
+    @property
+    def done(self) -> bool:
+        return super().done and not self.epoch_loop.is_validation_pending
+
+
+def use_loops(trainer: L.Trainer) -> None:
+    """Replaces the trainer's loops, so that the last step of `max_steps` is validated like that of the last epoch."""
+    before = trainer.fit_loop
+    trainer.fit_loop = FitLoop(trainer, min_epochs=before.min_epochs, max_epochs=before.max_epochs)
+    trainer.fit_loop.epoch_loop = TrainingEpochLoop(trainer, min_steps=before.min_steps, max_steps=before.max_steps)
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
