@@ -29,7 +29,7 @@ tune()  # applies to both sides
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from interleaved import Interleaved, report
+from interleaved import InterleavedTimer, report
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, VisionEncoderDecoderModel, ViTConfig, ViTModel
@@ -163,7 +163,7 @@ def compare(
         run = Run(config_of(root, name, images, precision, runs, device))
         peer = Peer(run.data, SHAPES[name], pairs, device, compiled=compiled)
         captions = len(run.data.split("train").record(0)["captions"]) * images
-        timed = Interleaved(peer.step, block=block, rounds=rounds, units=(captions, pairs), device=device)
+        timed = InterleavedTimer(peer.step, block=block, rounds=rounds, units=(captions, pairs), device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
         with open(run.folder / "metrics.csv", newline="") as file:

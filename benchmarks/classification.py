@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import timm
 import torch
 import torch.nn.functional as F
-from interleaved import Interleaved, report
+from interleaved import InterleavedTimer, report
 from torch import nn
 
 from vlm.config.compose import compose
@@ -60,7 +60,7 @@ def compare(root: str, name: str, *, batch: int, block: int, rounds: int, device
         overrides += [f"data.batch_size={batch}", f"runs={runs}", "schedule=constant"]
         run = Run(compose([*overrides, "optim.lr=3e-4", "trainer.limit_val_batches=0", "trainer.max_epochs=99"]))
         peer = peer_step(name, len(run.data.source.classes), batch, device)
-        timed = Interleaved(peer, block=block, rounds=rounds, device=device)
+        timed = InterleavedTimer(peer, block=block, rounds=rounds, device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
     return timed.result()

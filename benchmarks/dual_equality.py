@@ -30,7 +30,7 @@ from vlm.tasks.contrastive.predict import DualClassifier
 MODELS = ("clip", "siglip")
 
 
-def saved(name: str, folder: Path) -> tuple:
+def save_model(name: str, folder: Path) -> tuple:
     """Saves a model with its tokenizer and processor; returns all three."""
     folder.mkdir(parents=True)
     tokenizer = TOKENIZERS[name](folder)
@@ -52,7 +52,7 @@ def compare(name: str) -> bool:
     """Prints the line of a model; returns False if the sides differ."""
     with tempfile.TemporaryDirectory() as place:
         folder, draw = Path(place), Random(0)
-        model, tokenizer, processor = saved(name, folder / "model")
+        model, tokenizer, processor = save_model(name, folder / "model")
         ours = DualClassifier(str(folder / "model"))
         texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 6))) for _ in range(SENTENCES)]
         paths = photos(folder / "photos", 8)

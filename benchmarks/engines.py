@@ -65,7 +65,7 @@ def word(id: int) -> str:
     return f"w{id}"
 
 
-def drawn(row: int, length: int) -> list[int]:
+def draw_prompt(row: int, length: int) -> list[int]:
     """Returns a prompt of words that lie far apart, different for each row."""
     return [(row * 7919 + place * 104729) % 40000 + 100 for place in range(length)]
 
@@ -111,7 +111,7 @@ def bandwidth(threads: int) -> float:
     return matrix.numel() * 4 / best / 1e9
 
 
-def apart(*job: Any) -> Any:
+def run_in_process(*job: Any) -> Any:
     """Runs `measure` or `bandwidth` in a separate process; returns None if a side cannot run."""
     done = subprocess.run([sys.executable, __file__, "--job", json.dumps(job)], capture_output=True, text=True)
     if done.returncode:
@@ -121,7 +121,7 @@ def apart(*job: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def prepared(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, str]:
+def write_formats(path: str | None, folder: Path, sides: Sequence[str]) -> dict[str, str]:
     """Writes the model in the format of each engine; returns paths by format."""
     from vlm.checkpoint.export import export
 
@@ -195,19 +195,21 @@ def main() -> None:
     sides = options.sides or [name for name in SIDES if options.gguf or not name.startswith("llama.cpp")]
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        places = prepared(options.gguf, Path(folder), sides) | ({"profile": options.profile} if options.profile else {})
-        numbers, speed = multiplied_weights(places["folder"]), apart("bandwidth", options.threads)
+        places = write_formats(options.gguf, Path(folder), sides) | (
+            {"profile": options.profile} if options.profile else {}
+        )
+        numbers, speed = multiplied_weights(places["folder"]), run_in_process("bandwidth", options.threads)
         for turn in range(options.turns):
             for rows, length in ((rows, length) for rows in options.batches for length in options.prompts):
-                prompts = [drawn(row, length) for row in range(rows)]
+                prompts = [draw_prompt(row, length) for row in range(rows)]
                 case = results.setdefault(f"batch {rows}, prompt {length}", {})
                 for name in [name for name in sides if turn == 0 or name in case][:: 1 if turn % 2 else -1]:
-                    if (found := apart(name, places, options.threads, prompts, options.new)) is None:
+                    if (found := run_in_process(name, places, options.threads, prompts, options.new)) is None:
                         continue
                     print(f"turn {turn + 1}, {rows} x {length}, {name}: {found['rate']:.1f} tokens/s", flush=True)
                     best = case.setdefault(name, found)
                     best["rate"], best["first"] = max(best["rate"], found["rate"]), min(best["first"], found["first"])
-        speed = max(speed, apart("bandwidth", options.threads))
+        speed = max(speed, run_in_process("bandwidth", options.threads))
     print_table(results, numbers, speed)
     if options.out:
         Path(options.out).write_text(json.dumps({"bandwidth": speed, "cases": results}, indent=1))

@@ -44,7 +44,7 @@ def folder(captioner: Captioner, paths: Sequence[str], options: CaptionOptions) 
         return [json.loads(line)["caption"] for line in Path(f"{place}/captions.jsonl").read_text().splitlines()]
 
 
-def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+def time_rounds(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each round of each side; an extra first round is a warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     outputs: list[list[str]] = []
@@ -79,7 +79,7 @@ def main() -> None:
         f"folder, {workers} workers": lambda: folder(captioner, paths, options),
         "folder, 0 workers": lambda: folder(captioner, paths, alone),
     }
-    times, rows = timed(runs, args.rounds), {}
+    times, rows = time_rounds(runs, args.rounds), {}
     print(f"{len(paths)} photos\n{'':<22}{'seconds':>9}{'ms/photo':>10}{'ratio':>8}{'min':>8}{'max':>8}")
     for name, own in times.items():
         ratios = sorted(one / alone for one, alone in zip(own, times["engine"], strict=True))

@@ -179,7 +179,7 @@ def side_by_side(
     return rows
 
 
-def fixed(
+def compare_fixed_lengths(
     shape: str, batch: int, beam: int, dtype: torch.dtype, *, rounds: int, onnx: bool
 ) -> dict[str, dict[str, float]]:
     """Compares a batch of captions of 32 tokens each."""
@@ -254,16 +254,16 @@ class Ends:
         self.age = torch.zeros_like(self.wanted)
         replace, select = state.replace, state.select
 
-        def replaced(rows: Tensor, *arguments: Any) -> None:
+        def replace_rows(rows: Tensor, *arguments: Any) -> None:
             self.wanted[rows] = torch.tensor([next(self.waiting) for _ in rows])
             self.age[rows] = 0
             replace(rows, *arguments)
 
-        def selected(rows: Tensor) -> None:
+        def select_rows(rows: Tensor) -> None:
             self.wanted, self.age = self.wanted[rows], self.age[rows]
             select(rows)
 
-        state.replace, state.select = replaced, selected  # type: ignore[method-assign]
+        state.replace, state.select = replace_rows, select_rows  # type: ignore[method-assign]
         return state
 
     def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
@@ -330,7 +330,9 @@ def main() -> None:
             if case == "queue":
                 rows = queue(shape, args.queue, DTYPES[args.precision], rounds=min(args.rounds, 3))
             else:
-                rows = fixed(shape, *CASES[case], DTYPES[args.precision], rounds=args.rounds, onnx=args.onnx)
+                rows = compare_fixed_lengths(
+                    shape, *CASES[case], DTYPES[args.precision], rounds=args.rounds, onnx=args.onnx
+                )
                 rows["transformers"] |= measured_memory(shape, case, args.precision)
             results[f"{shape}, {case}"] = rows
             for peer, row in rows.items():

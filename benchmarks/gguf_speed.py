@@ -105,7 +105,7 @@ def measure(side: str, path: str, folder: str, threads: int, prompt: list[int], 
     return {"prompt": len(prompt) / first, "new": new / rest, "megabytes": peak, "tokens": tokens}
 
 
-def apart(*job: Any) -> dict[str, Any] | None:
+def run_in_process(*job: Any) -> dict[str, Any] | None:
     """Runs `measure` in a separate process; returns None if a side cannot run."""
     text = json.dumps(job)
     done = subprocess.run([sys.executable, __file__, "--job", text], capture_output=True, text=True)
@@ -138,7 +138,7 @@ def main() -> None:
         sides = [*options.sides]
         for turn in range(options.turns):
             for side in sides[:: 1 if turn % 2 else -1]:
-                found = apart(side, options.file, folder, options.threads, ids, options.new, options.cpu)
+                found = run_in_process(side, options.file, folder, options.threads, ids, options.new, options.cpu)
                 if found is None:
                     sides = [one for one in sides if one != side]
                     continue

@@ -59,11 +59,11 @@ def train(part: str, model: str, given: argparse.Namespace) -> dict[str, Any]:
         "model": model,
         "parameters": int(parameters[1].replace(",", "")),
         "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        **tested(folder, part),
+        **read_metrics(folder, part),
     }
 
 
-def tested(folder: Path, part: str) -> dict[str, Any]:
+def read_metrics(folder: Path, part: str) -> dict[str, Any]:
     """Returns the metrics of an evaluation, for translators also by the length of the source."""
     found = {"metrics": json.loads((folder / "metrics.json").read_text())}
     if part not in BOUNDS:
@@ -154,7 +154,7 @@ def main() -> None:
     rows = []
     for model in given.runs or given.models or MODELS[given.part]:
         if given.runs:
-            row = {"model": model.parent.name, **tested(model / "evaluation" / "test", given.part)}
+            row = {"model": model.parent.name, **read_metrics(model / "evaluation" / "test", given.part)}
         else:
             row = train(given.part, model, given)
         if given.part == "text":

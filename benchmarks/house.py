@@ -151,7 +151,7 @@ def readability(trees: Trees, lines: dict[Path, set[int]]) -> tuple[list[str], l
     return figures, [*odd_functions, *odd_classes, *helpers, *private_names]
 
 
-def imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def list_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yields each import as (module, name); the name of a plain `import module` is empty."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -203,15 +203,17 @@ def lightning_uses(ours: Trees, theirs: Trees, root: Path) -> list[tuple[Path, i
     known = set().union(*map(own_names, theirs.values()))
     own_classes, their_classes = classes(ours), classes(theirs)
 
-    def inherited(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    def inherited_names(name: str, seen: frozenset[str] = frozenset()) -> set[str]:
         """Returns the private names that a class inherits from Lightning."""
         if name in seen or name not in own_classes | their_classes:
             return set()
         node = own_classes.get(name) or their_classes[name]
         own = set() if name in own_classes else own_names(node)
-        return own.union(*(inherited(base, seen | {name}) for base in base_names(node)))
+        return own.union(*(inherited_names(base, seen | {name}) for base in base_names(node)))
 
-    knowing = {home(path) for path, tree in ours.items() if any(m.startswith("lightning") for m, _ in imported(tree))}
+    knowing = {
+        home(path) for path, tree in ours.items() if any(m.startswith("lightning") for m, _ in list_imports(tree))
+    }
     uses = []
     for path, tree in ours.items():
         for node in ast.walk(tree):
@@ -219,7 +221,7 @@ def lightning_uses(ours: Trees, theirs: Trees, root: Path) -> list[tuple[Path, i
                 hidden = any(map(private, node.module.split(".")))
                 uses += [(path, node.lineno, alias.name) for alias in node.names if hidden or private(alias.name)]
             elif isinstance(node, ast.ClassDef):
-                has = set().union(*map(inherited, base_names(node)))
+                has = set().union(*map(inherited_names, base_names(node)))
                 for part in ast.walk(node):
                     name = part.attr if isinstance(part, ast.Attribute) and on_self(part) else ""
                     name = part.name if isinstance(part, FUNCTIONS) else name
@@ -242,7 +244,7 @@ def arrows(trees: Trees, root: Path) -> set[tuple[str, str, str]]:
     for path, tree in trees.items():
         name = path.relative_to(root).with_suffix("").as_posix()
         own = package(name.replace("/", "."))
-        for module, what in imported(tree):
+        for module, what in list_imports(tree):
             if module == "vlm":
                 module = f"vlm.{what}"
             if module.startswith("vlm.") and package(module) != own:

@@ -78,12 +78,12 @@ def theirs(folder: str, task: str, work: Path, tokens: int) -> Results:
         inputs = []
         results["logits"] = [model.base_model(torch.tensor([row])).last_hidden_state for row in results["prompts"]]
     results["texts"] = {
-        beam: [_written(model, tokenizer, one, beam, tokens) for one in inputs] for beam in BEAMS if inputs
+        beam: [_generate_text(model, tokenizer, one, beam, tokens) for one in inputs] for beam in BEAMS if inputs
     }
     return results
 
 
-def _written(
+def _generate_text(
     model: Any, tokenizer: Any, inputs: dict[str, Any], beam: int, tokens: int
 ) -> tuple[str, list[str], list[float]]:
     """Returns a text, its prefixes token by token, and the gap of the two likeliest tokens at each step."""
@@ -130,7 +130,7 @@ def ours(folder: str, task: str, known: Results, tokens: int) -> Results:
     return results
 
 
-def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
+def compare_folder(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
     """Runs both sides; returns whether all results are equal, and the cells of a row."""
     from vlm.checkpoint.hugging_face import describe_folder
     from vlm.models.pretrained.load import open_folder
@@ -148,7 +148,7 @@ def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
     for beam in BEAMS:
         texts = list(zip(a["texts"].get(beam, []), b["texts"].get(beam, []), strict=True))
         unlike = [(one, other) for one, other in texts if one[0].strip() != other.strip()]
-        wrong = sum(_apart(one, other) for one, other in unlike)
+        wrong = sum(_differs_clearly(one, other) for one, other in unlike)
         good &= not wrong and len(unlike) <= 0.02 * len(texts)
         cells.append(f"{len(texts) - len(unlike)} of {len(texts)}, {wrong} wrong" if texts else "")
     ids = sum(one == other for one, other in zip(a.get("ids", []), b.get("ids", []), strict=True))
@@ -159,7 +159,7 @@ def compared(folder: str, name: str, tokens: int) -> tuple[bool, list[str]]:
     return good, cells
 
 
-def _apart(one: tuple[str, list[str], list[float]], other: str) -> bool:
+def _differs_clearly(one: tuple[str, list[str], list[float]], other: str) -> bool:
     """Returns True if a greedy text differs from theirs where their two likeliest tokens are more than TIE apart."""
     _, beginnings, gaps = one
     at = next((at for at, text in enumerate(beginnings) if not other.startswith(text.rstrip("\ufffd"))), len(gaps) - 1)
@@ -198,7 +198,7 @@ def main() -> int:
     failed = 0
     for place in options.places or FOLDERS:
         try:
-            good, cells = compared(str(download(place)), place, options.tokens)
+            good, cells = compare_folder(str(download(place)), place, options.tokens)
         except (UserError, subprocess.CalledProcessError) as fault:
             good, cells = False, [place, str(fault).splitlines()[0]]
         print(row(cells) + ("" if good else "  NOT EQUAL"), flush=True)

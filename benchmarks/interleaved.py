@@ -12,7 +12,7 @@ import torch
 from vlm.training.callbacks.speed import measure_ms, record_time, synchronize
 
 
-class Interleaved(L.Callback):
+class InterleavedTimer(L.Callback):
     """Times blocks of our steps, everything around them included, and a block of the peer's steps after each.
 
     Args:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 import torch.nn.functional as F
-from interleaved import Interleaved, report
+from interleaved import InterleavedTimer, report
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -113,7 +113,7 @@ def compare(text: str, peer: str, way: str, *, block: int, rounds: int, device: 
         config = compose([*overrides, "trainer.limit_val_batches=0", "trainer.max_steps=-1", "trainer.max_epochs=99"])
         run = Run(config)
         field = run.data.fields["text"]
-        timed = Interleaved(
+        timed = InterleavedTimer(
             bare_step(peer, field.tokens("train").tokens, field.tokenizer.vocab_size, device),
             block=block,
             rounds=rounds,

@@ -62,7 +62,7 @@ def theirs(predictions: dict[str, str], references: dict[str, list[str]]) -> lis
         return [*bleu, Rouge().compute_score(wanted, candidates)[0], Cider().compute_score(wanted, candidates)[0]]
 
 
-def timed(function: Callable[[], object]) -> tuple[float, object]:
+def time_call(function: Callable[[], object]) -> tuple[float, object]:
     start = time.perf_counter()
     result = function()
     return time.perf_counter() - start, result
@@ -74,11 +74,11 @@ def main(argv: list[str]) -> None:
     prepared = References(references)
     rounds: dict[str, list[float]] = {"vlm": [], "vlm, references prepared": [], "pycocoevalcap": []}
     for _ in range(ROUNDS):
-        second, own = timed(lambda: ours(predictions, references))
+        second, own = time_call(lambda: ours(predictions, references))
         rounds["vlm"].append(second)
-        rounds["vlm, references prepared"].append(timed(lambda: prepared.score(predictions).summary())[0])
+        rounds["vlm, references prepared"].append(time_call(lambda: prepared.score(predictions).summary())[0])
         try:
-            second, other = timed(lambda: theirs(predictions, references))
+            second, other = time_call(lambda: theirs(predictions, references))
         except (ImportError, OSError) as error:
             print(f"pycocoevalcap cannot run here: {error}")
             continue

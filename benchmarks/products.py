@@ -67,7 +67,7 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], Product]] = {
 }
 
 
-def spent(products: list[tuple[Shape, Product]], inputs: dict[int, Tensor]) -> dict[Shape, float]:
+def time_products(products: list[tuple[Shape, Product]], inputs: dict[int, Tensor]) -> dict[Shape, float]:
     """Returns the milliseconds of a step by shape."""
     found: dict[Shape, float] = {}
     for shape, product in products:
@@ -98,7 +98,7 @@ def main() -> None:
             best: dict[str, dict[Shape, float]] = {}
             for _ in range(options.steps):
                 for layout, products in made.items():
-                    found = spent(products, inputs)
+                    found = time_products(products, inputs)
                     best[layout] = min(found, best.get(layout, found), key=lambda one: sum(one.values()))
             for layout, found in best.items():
                 parts = ", ".join(f"{a}x{b} {time:.2f}" for (a, b), time in found.items())

@@ -166,7 +166,7 @@ def is_bad(number: int) -> bool:
     return number % BAD == BAD - 1
 
 
-def judged(answers: list[Answer], truth: list[str]) -> dict[str, int]:
+def count_answers(answers: list[Answer], truth: list[str]) -> dict[str, int]:
     """Counts answers: lost ones, captions of another photo, other wrong texts, and bad requests not refused."""
     good = [answer for answer in answers if answer[0] >= 0]
     wrong = [text for photo, status, text, _ in good if status == 200 and text != truth[photo]]
@@ -206,7 +206,7 @@ def serve_peer(folder: str, batch: int) -> None:
 
     app = FastAPI()
 
-    def opened(body: bytes) -> Any:
+    def read_pixels(body: bytes) -> Any:
         return processor(Image.open(io.BytesIO(body)).convert("RGB"), return_tensors="pt").pixel_values
 
     @app.post("/predict")
@@ -214,7 +214,7 @@ def serve_peer(folder: str, batch: int) -> None:
         import asyncio
 
         try:
-            pixels = await asyncio.to_thread(opened, await request.body())
+            pixels = await asyncio.to_thread(read_pixels, await request.body())
         except OSError:
             return Response(json.dumps({"detail": "damaged"}), 400)
         answer: Future = Future()
@@ -251,7 +251,10 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         load(port, photos, plan[: args.clients], args.clients)  # warms up
         answers, seconds = load(port, photos, plan, args.clients)
     rates = before, engine()
-    row: dict[str, Any] = judged(answers, truth) | {"texts": len({*truth}), "tokens": sorted_lengths(model, paths)}
+    row: dict[str, Any] = count_answers(answers, truth) | {
+        "texts": len({*truth}),
+        "tokens": sorted_lengths(model, paths),
+    }
     waits = statistics.quantiles([wait for photo, _, _, wait in answers if photo >= 0], n=100)
     row |= {"p50_s": waits[49], "p99_s": waits[98], "requests_s": len(answers) / seconds}
     row |= {"images_s": row["good"] / seconds, "engine_images_s": statistics.mean(rates)}
@@ -261,7 +264,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         with process(__file__, "--serve-peer", str(folder / "model"), "--peer-batch", str(args.peer_batch)) as port:
             load(port, photos, plan[:8], 8)
             answers, seconds = load(port, photos, fewer, args.clients)
-        row |= {f"peer_{name}": count for name, count in judged(answers, truth).items()}
+        row |= {f"peer_{name}": count for name, count in count_answers(answers, truth).items()}
         row["peer_requests_s"] = len(answers) / seconds
         row["ratio_to_peer"] = row["requests_s"] / row["peer_requests_s"]
     return row

@@ -45,7 +45,7 @@ PATIENCE = 150
 
 
 @contextmanager
-def served(checkpoint: Path | str, *options: str) -> Iterator[tuple[int, int]]:
+def run_service(checkpoint: Path | str, *options: str) -> Iterator[tuple[int, int]]:
     """Runs a service; yields its port and process id."""
     command = [sys.executable, "-m", "vlm", "serve", "-c", str(checkpoint), "--port", "0", "--device", "cpu", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -73,7 +73,7 @@ def ask(port: int, body: bytes, headers: dict[str, str] | None = None) -> tuple[
         http.close()
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def time_call(call: Callable[[], Any]) -> tuple[float, Any]:
     start = time.monotonic()
     result = call()
     return time.monotonic() - start, result
@@ -96,8 +96,8 @@ def idle(port: int, body: bytes) -> dict[str, Any]:
     try:
         for line in lines[::2]:
             line.sendall(b"POST /predict HTTP/1.1\r\nHost: loc")
-        health, good = timed(lambda: healthy(port))
-        caption, (status, _, _) = timed(lambda: ask(port, body))
+        health, good = time_call(lambda: healthy(port))
+        caption, (status, _, _) = time_call(lambda: ask(port, body))
         return {"connections": IDLE, "health_s": health, "health": good, "caption_s": caption, "status": status}
     finally:
         for line in lines:
@@ -155,7 +155,7 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
 
     def repeat(name: str, call: Callable[[], Any]) -> None:
         while not stop.is_set():
-            wait, _ = timed(call)
+            wait, _ = time_call(call)
             waits[name] = max(waits[name], wait)
 
     def bomb() -> None:
@@ -164,8 +164,8 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
     def lists() -> None:
         ask(port, b'{"%ss": [' % kind.encode() + b"[]," * 5_000_000 + b"[]]}", JSON)
 
-    def answered() -> None:
-        wait, (status, _, _) = timed(lambda: ask(port, body))
+    def ask_good() -> None:
+        wait, (status, _, _) = time_call(lambda: ask(port, body))
         good.append((wait, status))
         time.sleep(0.2)
 
@@ -174,7 +174,7 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
         time.sleep(0.2)
 
     calls = [("bombs", bomb)] * 24 + [("lists", lists)] * 2 + [("half", lambda: half_body(port, stop))] * 24
-    calls += [("chunks", lambda: tiny_chunks(port, stop))] * 8 + [("good", answered)] * 2 + [("health", health)]
+    calls += [("chunks", lambda: tiny_chunks(port, stop))] * 8 + [("good", ask_good)] * 2 + [("health", health)]
     with ThreadPoolExecutor(len(calls)) as pool:
         futures = [pool.submit(repeat, *call) for call in calls]
         time.sleep(seconds)
@@ -189,7 +189,7 @@ def attack(port: int, pid: int, body: bytes, kind: str, bombs: list[bytes], *, s
     }
 
 
-def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, clients: int) -> dict[str, Any]:
+def send_mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, clients: int) -> dict[str, Any]:
     """Counts answers to good and bad requests by outcome."""
     JSON, big = {"Content-Type": "application/json"}, b"IHDR" + b"\x00\x00\x40\x00" * 2 + b"\x08\x02\x00\x00\x00"
     big = b"\x89PNG\r\n\x1a\n\x00\x00\x00\r" + big + crc32(big).to_bytes(4, "big") + bytes(4) + b"IDAT\x35\xaf\x06\x1e"
@@ -211,7 +211,7 @@ def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, cl
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
             line.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
 
-    def one(number: int) -> str:
+    def send_request(number: int) -> str:
         if number % 4 == 3:
             place = number // 4 % (len(bad) + 1)
             if place == len(bad):
@@ -236,7 +236,7 @@ def mixed(port: int, inputs: list[bytes], truth: list[Any], *, requests: int, cl
         return "good always 503"
 
     with ThreadPoolExecutor(clients) as pool:
-        seconds, counts = timed(lambda: Counter(pool.map(one, range(requests))))
+        seconds, counts = time_call(lambda: Counter(pool.map(send_request, range(requests))))
     return {**counts, "seconds": seconds}
 
 
@@ -251,14 +251,14 @@ def main() -> None:
     captioner = ROOT / "data" / "sample" / "captioner.ckpt"
     photos = [path.read_bytes() for path in sorted((ROOT / "data" / "sample").glob("*.png"))[:16]]
     if args.text:
-        with served(FILES / "tagging.ckpt", "--queue", args.queue) as (port, pid):
+        with run_service(FILES / "tagging.ckpt", "--queue", args.queue) as (port, pid):
             figures = attack(port, pid, b"a red circle", "text", long_texts(), seconds=args.attack)
             print(json.dumps({"attack": figures}))
         return
-    with served(captioner, "--precision", "fp32", "--queue", args.queue) as (port, pid):
+    with run_service(captioner, "--precision", "fp32", "--queue", args.queue) as (port, pid):
         print(json.dumps({"idle": idle(port, photos[0])}), flush=True)
         truth = [ask(port, photo)[1]["results"][0]["text"] for photo in photos]
-        figures = mixed(port, photos, truth, requests=args.requests, clients=args.clients)
+        figures = send_mixed(port, photos, truth, requests=args.requests, clients=args.clients)
         print(json.dumps({"mixed": figures | {"captions": len({*truth})}}), flush=True)
         print(json.dumps({"attack": attack(port, pid, photos[0], "image", large_images(), seconds=args.attack)}))
 

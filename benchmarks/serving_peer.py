@@ -25,7 +25,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from serving_load import PATIENCE, served
+from serving_load import PATIENCE, run_service
 
 THREADS = os.cpu_count() or 1
 TOKENS = 32  # at most, of a completion
@@ -99,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {}
     with (
-        served(options.file, "--precision", options.precision) as (ours, _),
+        run_service(options.file, "--precision", options.precision) as (ours, _),
         served_by_llama_cpp(options.python, options.file) as theirs,
     ):
         measure(ours, 16, 16)  # both have made the same calls before

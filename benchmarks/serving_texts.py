@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "helpers")]
-from serving_load import FILES, PATIENCE, healthy, large_images, peak_memory, served, timed
+from serving_load import FILES, PATIENCE, healthy, large_images, peak_memory, run_service, time_call
 
 WINDOW = 512  # tokens
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -159,7 +159,7 @@ def load_of_embeddings() -> Load:
 @contextmanager
 def served_embedder(*options: str) -> Iterator[tuple[int, int]]:
     """Runs a service of a small dual encoder; yields its port and process id."""
-    with served(FILES / "contrastive.ckpt", "--precision", "fp32", *options) as service:
+    with run_service(FILES / "contrastive.ckpt", "--precision", "fp32", *options) as service:
         yield service
 
 
@@ -172,7 +172,7 @@ def served_model(*options: str) -> Iterator[tuple[int, int]]:
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(5)
         saved_chat(folder, "chatml", room=WINDOW)
-        with served(folder, "--precision", "fp32", *options) as service:
+        with run_service(folder, "--precision", "fp32", *options) as service:
             yield service
 
 
@@ -248,7 +248,7 @@ def is_same(answer: Any, truth: Any) -> bool:
     return answer == truth
 
 
-def mixed(port: int, load: Load, *, requests: int, clients: int) -> dict[str, Any]:
+def send_mixed(port: int, load: Load, *, requests: int, clients: int) -> dict[str, Any]:
     """Counts answers to good and bad requests by outcome."""
     good, bad = load.good, load.bad
     truth = [answer_alone(port, request) for request in good]
@@ -276,7 +276,7 @@ def mixed(port: int, load: Load, *, requests: int, clients: int) -> dict[str, An
         return "good always 503"
 
     with ThreadPoolExecutor(clients) as pool:
-        seconds, counts = timed(lambda: Counter(pool.map(answer, range(requests))))
+        seconds, counts = time_call(lambda: Counter(pool.map(answer, range(requests))))
     distinct = sum(not any(map(is_same, repeat(answer), truth[:place])) for place, answer in enumerate(truth))
     return {**counts, "distinct answers": distinct, "seconds": seconds}
 
@@ -288,15 +288,15 @@ def attack(port: int, pid: int, load: Load, *, seconds: float) -> dict[str, Any]
     def send(kind: str) -> None:
         while not stop.is_set():
             if kind == "large":
-                wait, _ = timed(lambda: leave(port, random.choice(load.large), random.choice([0.1, 1, 3])))
+                wait, _ = time_call(lambda: leave(port, random.choice(load.large), random.choice([0.1, 1, 3])))
             elif kind == "bad":
-                wait, _ = timed(lambda: post(port, random.choice(load.bad)[0]))
+                wait, _ = time_call(lambda: post(port, random.choice(load.bad)[0]))
             elif kind == "health":
-                wait, answered = timed(lambda: healthy(port))
+                wait, answered = time_call(lambda: healthy(port))
                 assert answered
                 time.sleep(0.1)
             else:
-                wait, (status, *_) = timed(lambda: post(port, load.good[0]))
+                wait, (status, *_) = time_call(lambda: post(port, load.good[0]))
                 statuses[status] += 1
                 time.sleep(0.2)
             waits[kind] = max(waits[kind], wait)
@@ -322,7 +322,7 @@ def main() -> None:
         ("embeddings", served_embedder, load_of_embeddings()),
     ):
         with service() as (port, pid):
-            figures = mixed(port, load, requests=args.requests, clients=args.clients)
+            figures = send_mixed(port, load, requests=args.requests, clients=args.clients)
             print(json.dumps({f"{name}, mixed": figures}), flush=True)
             print(json.dumps({f"{name}, attack": attack(port, pid, load, seconds=args.attack)}), flush=True)
 

@@ -45,7 +45,7 @@ def content(split: Split, index: int) -> bytes | None:
     return read() if read else None
 
 
-def timed(read: Read, indices: list[int]) -> float:
+def time_reads(read: Read, indices: list[int]) -> float:
     start = time.perf_counter()
     for index in indices:
         read(index)
@@ -58,11 +58,11 @@ def compare(ours: Read, peer: Read, indices: Iterator[int], *, block: int, round
     for turn in range(rounds + 2):
         chosen = list(islice(indices, block))
         for read in (ours, peer):
-            timed(read, chosen[: block // 4])  # warm-up
+            time_reads(read, chosen[: block // 4])  # warm-up
         if turn % 2:
-            own, other = timed(ours, chosen), timed(peer, chosen)
+            own, other = time_reads(ours, chosen), time_reads(peer, chosen)
         else:
-            other, own = timed(peer, chosen), timed(ours, chosen)
+            other, own = time_reads(peer, chosen), time_reads(ours, chosen)
         times.append((own, other))
     ratios = sorted(other / own for own, other in times[2:])
     return {

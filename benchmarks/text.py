@@ -34,7 +34,7 @@ import numpy as np
 import torch
 import transformers as hf
 from generate import BOS, TOKENS, side_by_side
-from interleaved import Interleaved, report
+from interleaved import InterleavedTimer, report
 from torch import Tensor, nn
 
 from vlm.config.compose import compose
@@ -124,7 +124,7 @@ def two_berts(vocab_size: int) -> hf.EncoderDecoderModel:
     return model
 
 
-def apart(rows: InputRows, values: Tensor, fill: int) -> Tensor:
+def unpack_rows(rows: InputRows, values: Tensor, fill: int) -> Tensor:
     """Unpacks values of tokens into one row per text, padded to the longest."""
     own = values.masked_fill(rows.segments == 0, fill)
     if rows.layout is not None:
@@ -133,19 +133,19 @@ def apart(rows: InputRows, values: Tensor, fill: int) -> Tensor:
 
 
 def read(rows: InputRows) -> dict[str, Tensor]:
-    types = {} if rows.types is None else {"token_type_ids": apart(rows, rows.types, 0)}
-    seen = apart(rows, torch.ones_like(rows.tokens), 0)
-    return {"input_ids": apart(rows, rows.tokens, 0), "attention_mask": seen, **types}
+    types = {} if rows.types is None else {"token_type_ids": unpack_rows(rows, rows.types, 0)}
+    seen = unpack_rows(rows, torch.ones_like(rows.tokens), 0)
+    return {"input_ids": unpack_rows(rows, rows.tokens, 0), "attention_mask": seen, **types}
 
 
-def labelled(rows: InputRows, labels: Tensor) -> dict[str, Tensor]:
+def label_tokens(rows: InputRows, labels: Tensor) -> dict[str, Tensor]:
     """Returns the peer's inputs with labels for some tokens, and -100 for all others."""
     every = torch.full_like(rows.tokens, -100)
     every.view(-1)[rows.places] = labels
-    return {**read(rows), "labels": apart(rows, every, -100)}
+    return {**read(rows), "labels": unpack_rows(rows, every, -100)}
 
 
-def translated(batch: Batch) -> dict[str, Tensor]:
+def translation_inputs(batch: Batch) -> dict[str, Tensor]:
     tokens, seen = batch["translation"].tokens, batch["translation"].segments > 0
     labels = tokens.masked_fill(~seen, -100)[:, 1:].contiguous()
     return {**read(batch["text"]), "decoder_input_ids": tokens[:, :-1], "labels": labels}
@@ -171,7 +171,7 @@ TASKS: dict[str, Task] = {
         17,
         ["model=tagger_small", *BERT],
         lambda vocab: hf.BertForTokenClassification(bert(vocab, num_labels=17)),
-        lambda batch: labelled(batch["words"], batch["tags"].labels),
+        lambda batch: label_tokens(batch["words"], batch["tags"].labels),
     ),
     "span_answering": (
         write_squad,
@@ -185,9 +185,9 @@ TASKS: dict[str, Task] = {
         80,
         ["model=masked_lm_small", *BERT],
         lambda vocab: hf.BertForMaskedLM(bert(vocab)),
-        lambda batch: labelled(batch["texts"], batch["texts"].labels),
+        lambda batch: label_tokens(batch["texts"], batch["texts"].labels),
     ),
-    "translation": (write_pairs, 14, ["model=translator_bert"], two_berts, translated),
+    "translation": (write_pairs, 14, ["model=translator_bert"], two_berts, translation_inputs),
 }
 
 
@@ -265,7 +265,7 @@ def train(task: str, *, batch: int, bucket: int, block: int, rounds: int, device
         theirs = peer(run.data.sizes["vocab_size"])
         padded = [inputs(one) for one in batches]
         taken = cycle(padded)
-        timed = Interleaved(peer_step(theirs, taken, device), block=block, rounds=rounds, device=device)
+        timed = InterleavedTimer(peer_step(theirs, taken, device), block=block, rounds=rounds, device=device)
         run.trainer.callbacks.append(timed)
         run.fit()
         weights = [sum(p.numel() for p in one.parameters()) for one in (run.task.model, theirs)]

@@ -180,7 +180,7 @@ def compare(args: argparse.Namespace) -> None:
         print(f"peer, learning rate {factor * RATE:g}: loss {loss:.3f}", flush=True)
     curves = {side: kept.best(side, args.seeds, rates[side]) for side in COLORS}
     seeds = " ".join(map(str, args.seeds))
-    print(f"{experiment}, seeds {seeds}, validated on {peer.validated}; losses are nats a {peer.unit}")
+    print(f"{experiment}, seeds {seeds}, validated on {peer.validation_data}; losses are nats a {peer.unit}")
     report(curves, seconds)
     plot(curves, out / "time_to_quality.png", peer.unit)
 

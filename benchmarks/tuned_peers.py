@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from captioning import MAX_LEN, peer_loss, peer_model
 from language_modeling import WINDOW, HuggingFace
-from time_budget import Clock, Timed
+from time_budget import BudgetedSchedule, Clock
 from torch import Tensor, nn
 from transformers import ViTImageProcessor
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -72,7 +72,7 @@ class Captions:
         return statistics.mean(len(encode(text)) - 1 for record in records for text in record["captions"])
 
     @property
-    def validated(self) -> str:
+    def validation_data(self) -> str:
         photos = self.data.split("val")
         return f"{len(photos)} photos with {sum(len(record['captions']) for record in photos.records())} captions"
 
@@ -123,7 +123,7 @@ class Texts:
         self.data, self.batch = open_data(config), batch
 
     @property
-    def validated(self) -> str:
+    def validation_data(self) -> str:
         return f"{self.data.fields['text'].counts('val').tokens} characters"
 
     def model(self) -> nn.Module:
@@ -164,7 +164,7 @@ def train_peer(peer: Captions | Texts, clock: Clock, *, seed: int, rate: float) 
     groups = [{"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1}]
     groups += [{"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.99), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, Timed(Cosine(warmup=0.03), clock).factor)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, BudgetedSchedule(Cosine(warmup=0.03), clock).factor)
     for batch in peer.batches():
         clock.go()
         peer.loss(model, *batch).backward()
@@ -175,8 +175,8 @@ def train_peer(peer: Captions | Texts, clock: Clock, *, seed: int, rate: float) 
         if clock.due:
             clock.pause()
             with torch.inference_mode():
-                curve.append({"seconds": clock.spent, **peer.validate(model.eval())})
+                curve.append({"seconds": clock.seconds_spent, **peer.validate(model.eval())})
             model.train()
-            if clock.over:
+            if clock.is_over:
                 break
     return curve

@@ -82,7 +82,7 @@ def time_of(use: Use, kernel: SDPBackend | None, runs: int) -> tuple[float, floa
         return None
 
 
-def chosen(times: dict[str, tuple[float, float] | None]) -> str:
+def guess_kernel(times: dict[str, tuple[float, float] | None]) -> str:
     """Returns the kernel whose time is nearest to that of torch's own choice."""
     others = {name: pair[0] for name, pair in times.items() if pair is not None and name != "default"}
     default = times["default"]
@@ -103,7 +103,7 @@ def main() -> None:
     figures = {}
     for name, use in USES.items():
         times = {kernel: time_of(use, backend, args.runs) for kernel, backend in KERNELS.items()}
-        figures[name] = {"chosen": chosen(times), "times": times}
+        figures[name] = {"chosen": guess_kernel(times), "times": times}
         cells = [f"{kernel} {pair[0]:.3f} ms (first {pair[1]:.0f})" for kernel, pair in times.items() if pair]
         print(f"{name:30s}{figures[name]['chosen']:10s}{'; '.join(cells)}", flush=True)
     keep(figures, args.out)

@@ -41,7 +41,7 @@ def captions(model: VisionLanguageModel, images: Tensor, decoding: Decoding, *, 
     return [hypotheses[place][0].tokens for place in range(len(images))]
 
 
-def timed(work: Callable[[], list[list[int]]], rounds: int) -> tuple[list[list[int]], float, float]:
+def time_rounds(work: Callable[[], list[list[int]]], rounds: int) -> tuple[list[list[int]], float, float]:
     """Returns the captions, the seconds of the first call, and the median seconds of the others."""
     times, outputs = [], []
     for _ in range(rounds + 1):
@@ -68,8 +68,8 @@ def compare(shape: str, batch: int, beam: int, rounds: int) -> dict[str, float]:
     images, tokens = pixels(shape, batch), cpu.TOKENS
     decoding = Decoding(beam=beam, max_tokens=tokens - 1, logprobs=False)
     options = {"max_new_tokens": tokens, "num_beams": beam, "do_sample": False}
-    outputs, first, own = timed(lambda: captions(ours, images, decoding, rows=batch, eos=-1), rounds)
-    peer, peer_first, other = timed(lambda: theirs.generate(images, **options)[:, 1:tokens].tolist(), rounds)
+    outputs, first, own = time_rounds(lambda: captions(ours, images, decoding, rows=batch, eos=-1), rounds)
+    peer, peer_first, other = time_rounds(lambda: theirs.generate(images, **options)[:, 1:tokens].tolist(), rounds)
     same = sum(a == b for a, b in zip(outputs, peer, strict=True))
     print(
         f"{shape} batch {batch} beam {beam}: ours {1e3 * own:.1f} ms (first {first:.2f} s), peer {1e3 * other:.1f} ms "
@@ -84,7 +84,7 @@ def queue(shape: str, count: int) -> None:
     some = captions(ours, images[:64], decoding, rows=64, eos=-1)
     common = int(torch.tensor(some).flatten().mode().values)
     for rows in QUEUE_ROWS:
-        _, first, own = timed(lambda rows=rows: captions(ours, images, decoding, rows=rows, eos=common), 1)
+        _, first, own = time_rounds(lambda rows=rows: captions(ours, images, decoding, rows=rows, eos=common), 1)
         print(f"{shape} queue of {count}, {rows} rows: {count / own:.0f} images/s (first {first:.2f} s)", flush=True)
 
 

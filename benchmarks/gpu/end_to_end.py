@@ -32,7 +32,7 @@ def run(*command: str) -> None:
         sys.exit(done.stderr[-1500:])
 
 
-def evaluated(checkpoint: Path, device: str, place: Path) -> tuple[list[Any], float]:
+def evaluate(checkpoint: Path, device: str, place: Path) -> tuple[list[Any], float]:
     """Returns the captions and the loss of the validation split."""
     options = ["--split", "val", "--device", device, "--out", str(place), "trainer.precision=32-true"]
     run(*VLM, "evaluate", "-c", str(checkpoint), *options)
@@ -55,7 +55,7 @@ def draw(folder: Path, count: int = 100) -> None:
 
 def agreement(place: Path, best: Path) -> None:
     """Prints how many captions are the same on both devices."""
-    (one, loss), (other, others) = (evaluated(best, device, place / device) for device in ("cpu", "cuda"))
+    (one, loss), (other, others) = (evaluate(best, device, place / device) for device in ("cpu", "cuda"))
     print(f"evaluate: {sum(a == b for a, b in zip(one, other, strict=True))} of {len(one)} captions alike; ", end="")
     print(f"loss {loss:.6f} on the CPU, {others:.6f} on the GPU")
     draw(place / "images")

@@ -43,7 +43,7 @@ def force_mode(mode: str) -> None:
 
 
 @torch.inference_mode()
-def unrecorded(models: int) -> int:
+def count_unrecorded(models: int) -> int:
     """Returns how many of this many decoders could not be recorded."""
     decoder = Decoder(vocab_size=8000, max_len=40, dim=256, depth=6, num_heads=4, context_dim=256).cuda().eval()
     failed = 0
@@ -68,7 +68,7 @@ def main() -> None:
     other = Pinning()
     other.start()
     try:
-        print(f"{unrecorded(args.models)} of {args.models} not recorded")
+        print(f"{count_unrecorded(args.models)} of {args.models} not recorded")
     except RuntimeError as fault:
         print(f"this thread: {str(fault).splitlines()[0]}")
     finally:

@@ -21,14 +21,14 @@ CLIENTS = ("openai", "langchain_openai", "litellm")
 def main(folder: Path, python: str) -> int:
     import torch
     from chats import saved_chat
-    from serving_load import served
+    from serving_load import run_service
 
     torch.manual_seed(5)
     saved_chat(folder / MODEL, "chatml", room=256)
     page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     failures = 0
-    with served(folder / MODEL, "--precision", "fp32", "--seed", "1") as (port, _):
+    with run_service(folder / MODEL, "--precision", "fp32", "--seed", "1") as (port, _):
         for block in blocks:
             client = next(name for name in CLIENTS if re.search(rf"(from|import) {name}\b", block))
             example = block.replace("127.0.0.1:8000", f"127.0.0.1:{port}")

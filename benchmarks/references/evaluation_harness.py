@@ -112,12 +112,12 @@ def differs(ours: Any, theirs: Any) -> bool:
 
 def compare(folder: Path, lm_eval: str) -> int:
     """Prints how many examples of each task are equal; returns 1 if any differs."""
-    from serving_load import served
+    from serving_load import run_service
 
     failures = 0
     likelihoods, generation = ["local_choices", "local_perplexity"], ["local_generation"]
     model = folder / "model"
-    with served(model, "--precision", "fp32") as (port, _):
+    with run_service(model, "--precision", "fp32") as (port, _):
         base, common = f"http://127.0.0.1:{port}/v1", {"model": "model", "tokenizer_backend": "huggingface"}
         common |= {"tokenizer": str(model), "max_length": WINDOW, "num_concurrent": 4}
         # Of a service's window, lm-eval leaves two tokens unused when it splits long texts.

@@ -108,7 +108,7 @@ def harness(folder: Path, python: str, port: int) -> tuple[list[str], float]:
 
 
 def main(folder: Path, python: str) -> int:
-    from serving_load import served
+    from serving_load import run_service
 
     records = prepare(folder)
     answers, _ = evaluate(folder, records, folder / "first")
@@ -121,7 +121,7 @@ def main(folder: Path, python: str) -> int:
     task = TASK.replace("DATA", str(data)).replace("TOKENS", str(TOKENS))
     (folder / "tasks" / "local_questions.yaml").write_text(task)
     (folder / "tasks" / "functions.py").write_text(FUNCTIONS)
-    with served(folder / "model", "--precision", "fp32") as (port, _):
+    with run_service(folder / "model", "--precision", "fp32") as (port, _):
         theirs, score = harness(folder, python, port)
     equal = sum(ours == other for ours, other in zip(answers, theirs, strict=True))
     print(f"{equal} of {IMAGES} answers are those of vlm evaluate, {len({*theirs})} different ones")

@@ -51,14 +51,14 @@ def request_vectors(port: int, encoding: str) -> np.ndarray:
 
 
 def main(work: Path) -> int:
-    from serving_load import served
+    from serving_load import run_service
 
     failures = 0
     for pooling in ("mean", "cls"):
         for normalize in (True, False):
             folder = work / f"{pooling}_{normalize}"
             truth = save_model(folder, pooling, normalize=normalize)
-            with served(folder / "saved", "--precision", "fp32") as (port, _):
+            with run_service(folder / "saved", "--precision", "fp32") as (port, _):
                 vectors, decoded = request_vectors(port, "float"), request_vectors(port, "base64")
             largest, equal = float(np.abs(vectors - truth).max()), bool((vectors == decoded).all())
             spread, norms = float(truth.std(0).mean()), np.linalg.norm(truth, axis=1)

@@ -42,7 +42,7 @@ def compute_with_trl(start: Path, reference: Path, case: str, folder: Path, loss
     texts = [text for row in steps.draw_texts(processor.tokenizer.eos_token_id) for text in row]
     rewards = steps.draw_rewards().flatten().tolist()
 
-    class Fixed:
+    class FixedTexts:
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             assert len(prompt_ids) == len(texts)
             return (texts, None) if baseline == "group" else texts
@@ -67,7 +67,7 @@ def compute_with_trl(start: Path, reference: Path, case: str, folder: Path, loss
     kind, config = trainers[baseline]
     if baseline == "group":
         common |= {"loss_type": loss_type, "epsilon_high": 5.0, "scale_rewards": "group"}
-    trainer: Any = type("FixedTrainer", (Fixed, kind), {})(
+    trainer: Any = type("FixedTrainer", (FixedTexts, kind), {})(
         model=model,
         args=config(**common),
         reward_funcs=lambda prompts, completions, **others: rewards,

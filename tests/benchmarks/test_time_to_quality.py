@@ -30,24 +30,24 @@ def test_the_clock_stands_still_in_validations(now, monkeypatch):
     clock = load("time_budget", monkeypatch).Clock(seconds=40, points=4)
     now.seconds += 5  # before training
     clock.go()
-    assert clock.spent == 0 and not clock.due
+    assert clock.seconds_spent == 0 and not clock.due
     now.seconds += 9
     clock.go()
-    assert clock.spent == 9 and not clock.due
+    assert clock.seconds_spent == 9 and not clock.due
     now.seconds += 2
-    assert clock.due and not clock.over
+    assert clock.due and not clock.is_over
     clock.pause()
     now.seconds += 30
-    assert clock.spent == 11 and not clock.due
+    assert clock.seconds_spent == 11 and not clock.due
     clock.go()
     now.seconds += 29
-    assert clock.due and clock.over
+    assert clock.due and clock.is_over
 
 
 def test_the_learning_rate_ends_with_the_time(now, monkeypatch):
     module = load("time_budget", monkeypatch)
     clock = module.Clock(seconds=40, points=4)
-    timed = module.Timed(Cosine(warmup=0.1), clock)
+    timed = module.BudgetedSchedule(Cosine(warmup=0.1), clock)
     clock.go()
     rates = []
     for step in range(41):
@@ -84,7 +84,9 @@ def test_losses_of_both_sides_are_a_captions(tmp_path, monkeypatch):
     photos, model = peer.photos["val"], peer.model()
     count = sum(batch["captions"].targets.count for batch in peer.data.eval_dataloader("val"))
     captions = len(photos.lengths)
-    assert peer.validated == f"8 photos with {captions} captions" and peer.tokens * captions == pytest.approx(count)
+    assert peer.validation_data == f"8 photos with {captions} captions" and peer.tokens * captions == pytest.approx(
+        count
+    )
     model.decoder.lm_head.weight.data.zero_()
     loss = peer.validate(model.eval())["loss"]
     assert loss == pytest.approx(peer.tokens * math.log(peer.data.tokenizer.vocab_size), rel=1e-4)

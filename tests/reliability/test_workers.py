@@ -42,8 +42,8 @@ def test_a_killed_worker_ends_the_run_soon(tmp_path: Path, monkeypatch, capsys) 
 
 
 STUCK = {"idle": "pass", "asleep": "time.sleep(1e6)", "stopped": "os.kill(os.getpid(), signal.SIGSTOP)"}
-# The best checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at its
-# fourth batch, which it reads ahead while the run validates: before, the run would wait for its earlier batches.
+# The best checkpoint has no room (batches in shared memory have), and the training loader's first worker gets stuck at
+# its fourth batch, which it reads ahead while the run validates: before, the run would wait for its earlier batches.
 NO_ROOM = """
 import os, resource, signal, time
 from torch.utils.data import _utils, get_worker_info
