@@ -78,7 +78,8 @@ def measure(path: str, images: list[str], tokens: int, clock: Any) -> None:
         equal += chat.reply.tokens == fresh.reply.tokens
     print(f"{equal} of {TURNS} texts equal; turn {TURNS} reads {chat.reply.read} tokens; ", end="")
     print(
-        f"first token {kept_seconds:.3f} s, in a new chat {new_seconds:.3f} s: {new_seconds / kept_seconds:.1f} times as soon",
+        f"first token {kept_seconds:.3f} s, in a new chat {new_seconds:.3f} s: "
+        f"{new_seconds / kept_seconds:.1f} times as soon",
         flush=True,
     )
 

@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tes
 
 import torch
 import transformers as t
-from dual import TOKENIZERS, embedded, embedded_images
+from dual import TOKENIZERS, embed_texts, embedded_images
 from hugging import photos, wide
 from PIL import Image
 from pretrained_equality import SENTENCES, WORDS, even_out
@@ -57,7 +57,7 @@ def compare(name: str) -> bool:
         texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 6))) for _ in range(SENTENCES)]
         paths = photos(folder / "photos", 8)
         pixels = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
-        words, images = embedded(model, tokenizer, texts), embedded_images(model, pixels)
+        words, images = embed_texts(model, tokenizer, texts), embedded_images(model, pixels)
         found, same = ours.embed_texts(texts), ours.model.embed_images(pixels)
         seen = torch.stack([ours.pixels(load_image(path)) for path in paths])
         files = ours.model.embed_images(ours.preprocess.normalize(seen))

@@ -25,7 +25,7 @@ import torch
 import transformers as t
 from hugging import caption_logits, photos
 from PIL import Image
-from varied import varied_lines
+from text_lines import varied_lines
 
 FOLDERS = [
     "hf:HuggingFaceTB/SmolLM2-135M-Instruct",

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 import torch
 import transformers as t
 from decoder_sizes import DECODERS, byte_pairs
-from hugging import TEXTS, caption_logits, photos, wide, written
+from hugging import TEXTS, caption_logits, photos, wide, write_captions
 from PIL import Image
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -190,7 +190,7 @@ def theirs(name: str, draw: str, folder: Path, known: dict[str, Any]) -> dict[st
     if name in CAPTIONERS:
         tokenizer, options = t.AutoTokenizer.from_pretrained(folder / "model"), {"max_length": TOKENS}
         model, pixels = model.to(TYPES[draw]), known["pixels"].to(TYPES[draw])
-        results["texts"] = {beam: written(model, tokenizer, pixels, num_beams=beam, **options) for beam in BEAMS}
+        results["texts"] = {beam: write_captions(model, tokenizer, pixels, num_beams=beam, **options) for beam in BEAMS}
         model.float()
     if name in TRANSLATORS:
         tokenizer = t.AutoTokenizer.from_pretrained(folder / "model")

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from listening import listening
 from packaging.requirements import Requirement
 from packaging.version import Version
+from serving_commands import listening
 from tiny_checkpoints import IMAGES
 
 import vlm

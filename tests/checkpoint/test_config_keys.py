@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from config_keys import FAMILIES, cases, changed, loaded, saved
+from config_keys import FAMILIES, cases, change_config, load_folder, save_family
 
 from vlm.errors import UserError
 
@@ -17,14 +17,14 @@ def verdict(folder: Path, name: str, changes: dict, number: int) -> str:
     """What becomes of a change: "equal", "refused", "theirs refused", or a fault."""
     family = FAMILIES[name]
     try:
-        theirs = saved(folder, family, changes, number)
-        truth, compute = family.compute(theirs, changed(family.config, changes))
+        theirs = save_family(folder, family, changes, number)
+        truth, compute = family.compute(theirs, change_config(family.config, changes))
     except Exception:  # of many kinds
         return "theirs refused"
     if not truth.isfinite().all():
         return "theirs refused"
     try:
-        found = compute(loaded(folder))
+        found = compute(load_folder(folder))
     except UserError as fault:
         named = any(path.rpartition(".")[2] in str(fault) for path in changes)
         return "refused" if named else f"FAULT: refused without the key: {fault}"

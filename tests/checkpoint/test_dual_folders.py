@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dual import LENGTHS, embedded, embedded_images, saved_dual
+from dual import LENGTHS, embed_texts, embedded_images, saved_dual
 from hugging import photos
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from text_lines import varied_lines
 from transformers import AutoTokenizer, CLIPModel
-from varied import varied_lines
 
 import vlm
 from vlm.cli.main import run
@@ -48,7 +48,7 @@ def test_ids_of_varied_lines_are_equal(folders, name):
 def test_embeddings_are_equal(folders, tmp_path, name):
     folder, model, tokenizer, processor = folders[name]
     ours, paths = DualClassifier(str(folder)), photos(tmp_path)
-    truth = embedded(model, tokenizer, TEXTS)
+    truth = embed_texts(model, tokenizer, TEXTS)
     torch.testing.assert_close(ours.embed_texts(TEXTS), truth, rtol=0, atol=1e-5)
     assert (truth[0] - truth[1]).abs().max() > 0.05
     pixels = torch.randn(3, 3, 24, 24)
@@ -72,7 +72,7 @@ def test_the_commands_take_a_folder(folders, tmp_path, capsys, name):
     rows = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
     with torch.no_grad():
         seen = processor([Image.open(path) for path in paths], return_tensors="pt").pixel_values
-        truth = embedded_images(model, seen) @ embedded(model, tokenizer, labels).T
+        truth = embedded_images(model, seen) @ embed_texts(model, tokenizer, labels).T
     assert all(row.startswith(labels[one]) for row, one in zip(rows, truth.argmax(1), strict=True))
     assert run(["retrieve", *paths, "-c", str(folder), "--text", "a dog", "--top", "1", *EXACT]) == 0
     assert capsys.readouterr().out.split("\t")[1] == paths[int(truth[:, 0].argmax())]
@@ -81,7 +81,7 @@ def test_the_commands_take_a_folder(folders, tmp_path, capsys, name):
     assert said in capsys.readouterr().err
     assert run(["embed", "--text", "a dog", "-c", str(folder), "--format", "jsonl", *EXACT]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    expected = embedded(model, tokenizer, ["a dog"])[0].tolist()
+    expected = embed_texts(model, tokenizer, ["a dog"])[0].tolist()
     assert json.loads(line)["embedding"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_a_folder_goes_out_again(folders, tmp_path, name):
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs(TEXTS[:3])["input_ids"] == tokenizer(TEXTS[:3])["input_ids"]
     with torch.no_grad():
-        assert torch.equal(embedded(back, theirs, TEXTS), embedded(model, tokenizer, TEXTS))
+        assert torch.equal(embed_texts(back, theirs, TEXTS), embed_texts(model, tokenizer, TEXTS))
     again, before = (DualClassifier(str(place)).embed_texts(TEXTS) for place in (tmp_path / "out", folder))
     assert torch.equal(again, before)
 
@@ -110,7 +110,7 @@ def test_the_names_of_published_folders_are_read(folders, tmp_path):
     ids = {f"{side}_model.embeddings.position_ids": torch.arange(LENGTHS["clip"])[None] for side in ("text", "vision")}
     save_file(load_file(tmp_path / "model.safetensors") | ids, tmp_path / "model.safetensors")
     with torch.no_grad():
-        truth = embedded(model, tokenizer, TEXTS)
+        truth = embed_texts(model, tokenizer, TEXTS)
     torch.testing.assert_close(DualClassifier(str(tmp_path)).embed_texts(TEXTS), truth, rtol=0, atol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_clip_reads_the_end_that_its_config_names(folders, tmp_path):
     for end in (2, tokenizer.eos_token_id):
         config.write_text(json.dumps(stated | {"text_config": stated["text_config"] | {"eos_token_id": end}}))
         theirs = CLIPModel.from_pretrained(tmp_path / "clip").eval()
-        truth = embedded(theirs, tokenizer, TEXTS)
+        truth = embed_texts(theirs, tokenizer, TEXTS)
         torch.testing.assert_close(DualClassifier(str(tmp_path / "clip")).embed_texts(TEXTS), truth, rtol=0, atol=1e-5)
     config.write_text(json.dumps(stated | {"text_config": stated["text_config"] | {"eos_token_id": 5}}))
     with pytest.raises(UserError, match=r"text_config\.eos_token_id is 5, but the tokenizer ends texts with"):

@@ -10,7 +10,7 @@ import sentencepiece
 import tokenizers
 import torch
 import transformers
-from gguf_files import DECODERS, decoder, dequantised, save_gguf
+from gguf_files import DECODERS, decoder, dequantise, save_gguf
 from hugging import TEXTS, byte_pairs
 from tokenizers import normalizers, pre_tokenizers
 
@@ -61,7 +61,7 @@ def test_quantised_weights_are_those_of_the_library(tmp_path, kind, monkeypatch)
     exact = {name: weight.clone() for name, weight in theirs.named_parameters()}
     save_gguf(tmp_path / "a.gguf", theirs, tokenizer, kind=kind)
     tokens = torch.randint(len(tokenizer), (2, 40))
-    truth = dequantised(tmp_path / "a.gguf", theirs)(tokens).logits
+    truth = dequantise(tmp_path / "a.gguf", theirs)(tokens).logits
     torch.testing.assert_close(logits(tmp_path / "a.gguf", tokens), truth, rtol=0, atol=1e-4)
     assert truth.isfinite().all() and truth.std() > 0.1
     steps = {"F32": 0, "F16": 2**-11, "BF16": 2**-8, "Q8_0": 2**-7, "Q4_0": 2**-3, "Q4_1": 2**-3}

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import DECODERS, decoder, dequantised, save_gguf
+from gguf_files import DECODERS, decoder, dequantise, save_gguf
 
 from vlm.checkpoint.hugging_face import describe_folder
 from vlm.checkpoint.load import load_model, read
@@ -211,7 +211,7 @@ class Case:
                 config.rope_parameters = {"rope_theta": base, **linear}
             else:
                 setattr(config, name, value)
-        return dequantised(path, type(self.model)(config).eval())(TOKENS).logits
+        return dequantise(path, type(self.model)(config).eval())(TOKENS).logits
 
 
 @pytest.fixture(scope="module")

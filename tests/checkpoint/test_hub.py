@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, list[str]]]:
     """A hub on this machine, and an empty cache."""
-    with hub_server.served({"org/tiny": folder}) as (address, asked):
+    with hub_server.serve_models({"org/tiny": folder}) as (address, asked):
         monkeypatch.setenv("HF_ENDPOINT", address)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "home"))
         yield address, asked

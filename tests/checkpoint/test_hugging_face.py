@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hugging import CAPTIONERS, TEXTS, caption_logits, photos, pixels_of, saved_captioner, saved_trocr, written
+from hugging import CAPTIONERS, TEXTS, caption_logits, photos, pixels_of, saved_captioner, saved_trocr, write_captions
+from text_lines import varied_lines
 from transformers import ViTImageProcessor
-from varied import varied_lines
 
 from vlm.data.images.image import load_image
 from vlm.data.text.hugging_face import read_tokenizer
@@ -68,7 +68,7 @@ def test_captions_by_the_folders_own_options_are_those_of_generate(folder, tmp_p
 def test_captions_are_those_of_generate(folder, tmp_path, name, beam):
     theirs, tokenizer, processor = CAPTIONERS[name](folder)
     paths = photos(tmp_path / "photos")
-    truth = written(theirs, tokenizer, pixels_of(processor, paths), num_beams=beam, max_length=16)
+    truth = write_captions(theirs, tokenizer, pixels_of(processor, paths), num_beams=beam, max_length=16)
     assert texts_of(Captioner(folder), paths, beam=beam, max_tokens=15) == truth
     assert len(set(truth)) > 2
 

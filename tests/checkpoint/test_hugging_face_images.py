@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dual import saved_dual
-from hugging import CLASSIFIERS, ENCODERS, photos, pixels_of, saved
+from hugging import CLASSIFIERS, ENCODERS, photos, pixels_of, save_parts
 from safetensors.torch import load_file, save_file
 
 from vlm.checkpoint.hugging_face import describe_folder
@@ -34,7 +34,7 @@ def states(model, pixels, **options):
 @torch.no_grad()
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_computes_the_same(folder, tmp_path, name):
-    theirs, processor = saved(folder, ENCODERS[name]())
+    theirs, processor = save_parts(folder, ENCODERS[name]())
     (ours, preprocess), paths = encoder_of(folder), photos(tmp_path / "photos")
     pixels, mine = pixels_of(processor, paths), torch.stack([preprocess(load_image(path)) for path in paths])
     torch.testing.assert_close(preprocess.normalize(mine), pixels, rtol=0, atol=1.01 / 255 / min(preprocess.std))
@@ -47,7 +47,7 @@ def test_an_encoder_computes_the_same(folder, tmp_path, name):
 @pytest.mark.parametrize("name", ["clip_vision", "siglip"])
 @pytest.mark.parametrize("prefix", ["", "vision_model."], ids=["today", "published"])
 def test_an_encoder_has_its_weights_with_and_without_a_prefix(folder, name, prefix):
-    theirs, _ = saved(folder, ENCODERS[name]())
+    theirs, _ = save_parts(folder, ENCODERS[name]())
     stored = {f"{prefix}{key.removeprefix('vision_model.')}": one for key, one in load_file(f"{folder}/{FILE}").items()}
     save_file(stored, f"{folder}/{FILE}")
     pixels = torch.randn(2, 3, 24, 24)
@@ -57,7 +57,7 @@ def test_an_encoder_has_its_weights_with_and_without_a_prefix(folder, name, pref
 @torch.no_grad()
 @pytest.mark.parametrize("name", ENCODERS)
 def test_positions_of_other_images_are_interpolated_as_theirs_are(folder, name):
-    theirs, _ = saved(folder, ENCODERS[name]())
+    theirs, _ = save_parts(folder, ENCODERS[name]())
     spec = describe_folder(Folder(folder))[0].parts["encoder"]
     encoder = rebuild(spec | {"args": spec["args"] | {"image_size": 32}})
     (note,) = (line for line in load_hugging_face(encoder, Folder(folder)) if "interpolated" in line)
@@ -72,7 +72,7 @@ def test_positions_of_other_images_are_interpolated_as_theirs_are(folder, name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_classifier_names_the_same_classes(folder, tmp_path, name):
-    theirs, processor = saved(folder, CLASSIFIERS[name]())
+    theirs, processor = save_parts(folder, CLASSIFIERS[name]())
     ours, paths = ImageClassifier(folder), photos(tmp_path / "photos")
     pixels = pixels_of(processor, paths)
     logits = theirs(pixel_values=pixels).logits
@@ -94,6 +94,6 @@ def test_the_whole_of_clip_gives_its_encoder_of_images(folder):
 
 
 def test_an_encoder_alone_classifies_nothing(folder):
-    saved(folder, ENCODERS["dinov2"]())
+    save_parts(folder, ENCODERS["dinov2"]())
     with pytest.raises(UserError, match=r"contains only an encoder, .* use `vlm embed`, .* model=pretrained"):
         ImageClassifier(folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as t
 from chats import TEMPLATES, digit_pairs
-from hugging import photos, saved, wide
+from hugging import photos, save_parts, wide
 from image_text import saved_image_text
 from PIL import Image
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
@@ -96,8 +96,10 @@ def joined_parts(folder: Path, vision: str, text: str) -> tuple[Any, Any, Any]:
     decoder |= {"tie_word_embeddings": text != "Llama", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = getattr(t, f"{text}Config")
     kind = getattr(t, f"{text}ForCausalLM")
-    saved(folder / "vision", (wide(kinds[vision](), std=0.3), t.SiglipImageProcessor(size={"height": 32, "width": 32})))
-    saved(folder / "text", (wide(kind(config(**decoder)), std=0.3, norms="RMSNorm"), tokenizer))
+    save_parts(
+        folder / "vision", (wide(kinds[vision](), std=0.3), t.SiglipImageProcessor(size={"height": 32, "width": 32}))
+    )
+    save_parts(folder / "text", (wide(kind(config(**decoder)), std=0.3, norms="RMSNorm"), tokenizer))
     return describe_folder(open_folder(folder / "vision")), describe_folder(open_folder(folder / "text")), tokenizer
 
 

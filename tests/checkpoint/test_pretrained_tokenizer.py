@@ -8,11 +8,11 @@ import pytest
 import sentencepiece
 import transformers as t
 import translators
-from captioned import refusal
+from caption_data import refusal
 from hugging import END
 from hugging import TEXTS as LINES
+from text_lines import varied_lines
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from varied import varied_lines
 
 from vlm.checkpoint.load import read
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 from hugging import TEXTS
+from text_lines import varied_lines
 from transformers import MarianMTModel, MarianTokenizer
 from translators import GERMAN, saved_marian, saved_t5
-from varied import varied_lines
 
 import vlm
 from vlm.cli.main import run

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from captioned import captions, picture
-from classed import lay_out, pack
-from sharded import captioned, write_tar
+from caption_data import captions, picture
+from class_data import lay_out, pack
+from sharded import caption_members, write_tar
 
 from vlm.data import features as feature_file
 from vlm.data.features import DTYPES, PAGE, FeatureFile, Layout, find_augment_problem, open_features
@@ -141,7 +141,7 @@ def tar(root, seed):
 
 
 def shards(root, seed):
-    written(write_tar(root / "train/0.tar", captioned(2)), seed)
+    written(write_tar(root / "train/0.tar", caption_members(2)), seed)
     return Shards(root=str(root)).split("train")
 
 

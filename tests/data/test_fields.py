@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from captioned import refusal
+from caption_data import refusal
 from PIL import Image
 from rows import RowSource, open_fields
 

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from classed import lay_out
+from class_data import lay_out
 
 from vlm.data.fields import ImageField, LabelField
 from vlm.data.images.class_augment import ClassAugment

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, part, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, check_same_texts, common_token, part, run
 
 from vlm.decoding.beam import BeamSearch
 from vlm.decoding.beam_row import as_json
@@ -32,9 +32,9 @@ def test_rows_queue_and_order_change_nothing(make_decoder, context, name, positi
     alone = run(decoder, context, decoding, chunk=1, rows=1, **end)
     if positions == "learned" and name in ("greedy", "beam", "sample"):  # so that images leave at different times
         assert len({len(row[0].tokens) for row in alone}) > 1
-    same(run(decoder, context, decoding, chunk=IMAGES, rows=IMAGES, **end), alone)
-    same(run(decoder, context, decoding, chunk=5, rows=2, **end), alone)
-    same(run(decoder, context, decoding, chunk=2, rows=5, order=list(range(IMAGES))[::-1], **end), alone)
+    check_same_texts(run(decoder, context, decoding, chunk=IMAGES, rows=IMAGES, **end), alone)
+    check_same_texts(run(decoder, context, decoding, chunk=5, rows=2, **end), alone)
+    check_same_texts(run(decoder, context, decoding, chunk=2, rows=5, order=list(range(IMAGES))[::-1], **end), alone)
 
 
 def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
@@ -42,7 +42,7 @@ def test_one_beam_is_greedy_search(make_decoder, context, monkeypatch):
     end = {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, **end)
     monkeypatch.setattr("vlm.decoding.loop.StepwiseSearch", BeamSearch)
-    same(run(decoder, context, decoding, **end), truth)
+    check_same_texts(run(decoder, context, decoding, **end), truth)
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_the_host_may_lag_behind(make_decoder, context, name, monkeypatch):
         self.pace = 4
 
     monkeypatch.setattr(engine._Loop, "__init__", lagging)
-    same(run(decoder, context, decoding, **end), truth)
+    check_same_texts(run(decoder, context, decoding, **end), truth)
 
 
 def test_finished_images_make_room(make_decoder, context):
@@ -110,7 +110,7 @@ def test_rules_hold_while_ended_texts_wait_in_their_rows(make_decoder, make_cont
     rules = Rules(**{name: RULES[name] for name in names})
     decoding, end = Decoding(max_tokens=5, rules=rules, **options), {"eos_id": common_token(decoder, context)}
     few = run(decoder, context, decoding, rows=2, **end)
-    same(run(decoder, context, decoding, rows=40, **end), few)
+    check_same_texts(run(decoder, context, decoding, rows=40, **end), few)
 
 
 @pytest.mark.parametrize("decoding", [Decoding(), Decoding(beam=2)])
@@ -155,7 +155,7 @@ def test_texts_side_by_side_are_bounded_and_change_nothing(decoding, columns, ma
     monkeypatch.setattr("vlm.decoding.loop.TEXTS", 2 * columns + 1)
     step = decoder.step
     monkeypatch.setattr(decoder, "step", lambda tokens, state: (widths.append(len(tokens)), step(tokens, state))[1])
-    same(run(decoder, context, decoding, eos_id=2), truth)
+    check_same_texts(run(decoder, context, decoding, eos_id=2), truth)
     assert max(widths) == 2 * columns
 
 
@@ -177,7 +177,7 @@ def test_a_chunk_without_ids_ends_nothing_that_runs(make_decoder, context):
         found = dict(decode(decoder, queue, decoding, bos_id=BOS, eos_id=end, rows=4))
         texts |= {came + place: rows for place, rows in found.items()}
         came += len(found)
-    same([texts[place] for place in range(IMAGES)], truth)
+    check_same_texts([texts[place] for place in range(IMAGES)], truth)
 
 
 @pytest.mark.parametrize("name", ["greedy", "sample", "beam"])
@@ -216,7 +216,7 @@ def test_an_unwanted_text_gives_up_its_row(make_decoder, context, name, monkeypa
 
     found = dict(decode(decoder, chunks, decoding, bos_id=BOS, eos_id=-1, rows=1, watch=watch))
     assert {place for place, texts in found.items() if not texts} == unwanted
-    same(
+    check_same_texts(
         [found[place] for place in range(IMAGES) if place not in unwanted],
         [truth[place] for place in range(IMAGES) if place not in unwanted],
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from emulated_graph import emulate
-from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, common_token, run, same
+from searches import BOS, IMAGES, MAX_LEN, POSITIONS, SEARCHES, V, check_same_texts, common_token, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits, wait_of
 
@@ -128,7 +128,7 @@ def test_replayed_texts_are_those_of_launched_steps(
     decoding, end = Decoding(**LONG_SEARCHES[name]), {"eos_id": common_token(decoder, context)}
     truth = run(decoder, context, decoding, rows=rows, **end)
     counts = emulate(monkeypatch)
-    same(run(decoder, context, decoding, rows=rows, **end), truth)
+    check_same_texts(run(decoder, context, decoding, rows=rows, **end), truth)
     assert counts["captures"] == 1 and counts["replays"] > 0 and not caplog.records
 
 
@@ -177,7 +177,7 @@ def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, na
     truth = [decode_batch(decoder, context, decoding, **ends) for context in contexts]
     counts, pool = emulate(monkeypatch), StepperPool()
     for context, texts in zip(contexts, truth, strict=True):
-        same(decode_batch(decoder, context, decoding, pool=pool, **ends), texts)
+        check_same_texts(decode_batch(decoder, context, decoding, pool=pool, **ends), texts)
     assert counts["captures"] == 1
     decoder.token_embed.weight.data = decoder.token_embed.weight.data.flip(
         0
@@ -185,7 +185,7 @@ def test_batches_of_an_evaluation_share_a_capture(make_decoder, make_context, na
     texts = decode_batch(decoder, contexts[0], decoding, pool=pool, **ends)
     assert counts["captures"] == 2
     monkeypatch.undo()
-    same(texts, decode_batch(decoder, contexts[0], decoding, **ends))
+    check_same_texts(texts, decode_batch(decoder, contexts[0], decoding, **ends))
 
 
 def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monkeypatch, caplog):
@@ -196,7 +196,7 @@ def test_a_capture_that_fails_gives_its_stream_back(make_decoder, context, monke
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
     head = decoder.head
     decoder.head = lambda hidden: head(hidden) * float(hidden.isfinite().all())  # a wait
-    same(run(decoder, context, decoding, **end), truth)
+    check_same_texts(run(decoder, context, decoding, **end), truth)
     assert counts == {"captures": 1, "resets": 1} and streams == ["the stream before"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -242,7 +242,7 @@ def test_replayed_texts_are_those_of_a_cpu(make_decoder, context, name, position
     replays, replay = [], torch.cuda.CUDAGraph.replay
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph)))
     moved = type(context)(context.states.cuda(), context.mask.cuda())
-    same(run(decoder.cuda(), moved, decoding, rows=4, device="cuda", **end), truth)
+    check_same_texts(run(decoder.cuda(), moved, decoding, rows=4, device="cuda", **end), truth)
     assert replays and not caplog.records
 
 

@@ -13,7 +13,7 @@ JOINED |= {"cross_attn.q": ["crossattention.self.query"]}
 JOINED |= {"cross_attn.kv": ["crossattention.self.key", "crossattention.self.value"]}
 
 
-def renamed(theirs):
+def rename_weights(theirs):
     """The weights of a BertModel under our names."""
     left, state = dict(theirs.state_dict()), {}
     for layer in {name.partition("attention")[0] for name in left if ".attention.self." in name}:
@@ -31,9 +31,9 @@ def renamed(theirs):
     return state
 
 
-def copied(ours, theirs):
+def copy_weights(ours, theirs):
     """Our encoder with the weights of a BertModel."""
-    ours.load_state_dict(renamed(theirs))
+    ours.load_state_dict(rename_weights(theirs))
     return ours.eval()
 
 
@@ -46,7 +46,7 @@ def head_copied(ours, theirs):
 
 def writer_copied(ours, theirs):
     """Our decoder with the weights of a BertLMHeadModel, whose tokens are all of type 0."""
-    state = renamed(theirs.bert)
+    state = rename_weights(theirs.bert)
     state["positions.weight"] = state["positions.weight"] + state.pop("type_embed.weight")[0]
     own = {name: tensor for name, tensor in ours.state_dict().items() if name.startswith("vocabulary_head")}
     ours.load_state_dict(state | own)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers as t
-from hugging import TEXTS, saved, wide
+from hugging import TEXTS, save_parts, wide
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PATH = "/v1/chat/completions"
@@ -123,7 +123,7 @@ def saved_chat(folder: Any, name: str, *, room: int = 2048) -> Any:
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 40, "max_position_embeddings": room, "vocab_size": len(tokenizer)}
     config = t.LlamaConfig(**sizes, **ids, pad_token_id=ids["eos_token_id"])
-    saved(folder, (tokenizer, wide(t.LlamaForCausalLM(config), std=0.3, norms="RMSNorm")))
+    save_parts(folder, (tokenizer, wide(t.LlamaForCausalLM(config), std=0.3, norms="RMSNorm")))
     return tokenizer
 
 
@@ -131,7 +131,7 @@ def url_of(path: str) -> str:
     return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
 
 
-def shown(text: str, *paths: str) -> list[dict[str, Any]]:
+def image_content(text: str, *paths: str) -> list[dict[str, Any]]:
     """A content of images and a text, as clients write it."""
     return [
         *({"type": "image_url", "image_url": {"url": url_of(path), "detail": "low"}} for path in paths),

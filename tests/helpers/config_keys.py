@@ -242,7 +242,7 @@ def config_of(name: str) -> Any:
     return getattr(__import__(f"transformers.models.{module}.configuration_{module}", fromlist=[name]), name)
 
 
-def changed(config: Values, changes: Values) -> Values:
+def change_config(config: Values, changes: Values) -> Values:
     """A copy of a config with some values replaced or removed, by their paths."""
     made = json.loads(json.dumps(config))
     for path, value in changes.items():
@@ -267,7 +267,7 @@ def cases(family: Family, seed: int, count: int) -> Iterator[tuple[int, Values]]
         yield number, single[number - 1] if number <= len(single) else {**draw.choice(single), **draw.choice(single)}
 
 
-def saved(folder: Path, family: Family, changes: Values, seed: int) -> Any:
+def save_family(folder: Path, family: Family, changes: Values, seed: int) -> Any:
     """Writes a random model with a changed config.json; returns the model that transformers reads from it.
 
     Raises:
@@ -276,7 +276,7 @@ def saved(folder: Path, family: Family, changes: Values, seed: int) -> Any:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     stated = {"model_type": family.theirs.config_class.model_type, "architectures": [family.kind]}
-    content = json.dumps(changed(stated | family.config, changes))
+    content = json.dumps(change_config(stated | family.config, changes))
     (folder / "config.json").write_text(content)
     torch.manual_seed(seed)
     config = family.theirs.config_class.from_pretrained(folder)
@@ -287,7 +287,7 @@ def saved(folder: Path, family: Family, changes: Values, seed: int) -> Any:
     return family.theirs.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def loaded(folder: Path) -> Any:
+def load_folder(folder: Path) -> Any:
     """Our model of a folder without tokenizer and preprocessing."""
     opened = Folder(folder)
     specified = specify(opened)

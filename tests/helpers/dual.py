@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers as t
-from hugging import TEXTS, saved, sentencepieces, wide
+from hugging import TEXTS, save_parts, sentencepieces, wide
 from tokenizers.pre_tokenizers import ByteLevel
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
@@ -29,10 +29,10 @@ def saved_dual(name, folder):
         processor = t.SiglipImageProcessor(size={"height": 24, "width": 24})
     with torch.no_grad():
         wide(model).logit_scale.fill_(2.0)
-    return saved(folder, (model, tokenizer, processor))
+    return save_parts(folder, (model, tokenizer, processor))
 
 
-def embedded(model, tokenizer, texts):
+def embed_texts(model, tokenizer, texts):
     """Embeddings of texts as the model's own documentation makes them."""
     length = model.config.text_config.max_position_embeddings
     padding = "max_length" if isinstance(model, t.SiglipModel) else True

@@ -29,7 +29,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if wait_of(func, args) is not None:
             raise RuntimeError(f"capture: illegal {func}")
-        for tensor in written(func, args, kwargs):
+        for tensor in written_tensors(func, args, kwargs):
             if place(tensor) not in self.saved and place(tensor) not in self.new:
                 self.saved[place(tensor)] = (tensor.untyped_storage(), tensor.untyped_storage().clone())
         out = func(*args, **kwargs)
@@ -41,7 +41,7 @@ class Recorder(TorchDispatchMode):
         return out
 
 
-def written(func, args, kwargs):
+def written_tensors(func, args, kwargs):
     """The tensors that an operation writes to, by its schema."""
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -65,7 +65,7 @@ def divisors(rope, head_dim):
     return np.array(found, np.float32)
 
 
-def quantised(weight, kind):
+def quantise(weight, kind):
     """A matrix in blocks; for types that the library only reads, random blocks of its shape."""
     type_ = gguf.GGMLQuantizationType[kind]
     try:
@@ -135,7 +135,7 @@ def save_gguf(path, model, tokenizer, *, kind="F32", pre="gpt-2", values=(), cha
             weight = alternating(weight, heads if ".q_proj." in theirs else config.num_key_value_heads)
         weight = np.ascontiguousarray(weight)
         is_plain = weight.ndim == 1 or kind == "F32"
-        tensors[name_of(theirs)] = (weight, None) if is_plain else (quantised(weight, kind), kind)
+        tensors[name_of(theirs)] = (weight, None) if is_plain else (quantise(weight, kind), kind)
     if rope["rope_type"] == "llama3":
         tensors["rope_freqs.weight"] = divisors(rope, head_dim), None
     if change is not None:
@@ -183,7 +183,7 @@ def _add(writer, key, value):
         kinds.get(type(value), writer.add_array)(key, value)
 
 
-def dequantised(path, model):
+def dequantise(path, model):
     """The model with the weights of a file, read by the library alone."""
     heads = {"q": model.config.num_attention_heads, "k": model.config.num_key_value_heads}
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

@@ -56,7 +56,7 @@ def coco(images, annotations):
     return lambda path: path.write_text(json.dumps({"images": images, "annotations": annotations}))
 
 
-def named(*names):
+def images_named(*names):
     images = [{"id": n, "file_name": name} for n, name in enumerate(names)]
     return coco(images, [{"id": n, "image_id": n, "caption": "a picture"} for n in range(len(names))])
 
@@ -72,9 +72,9 @@ COCO = {
     "no list": text('{"images": 7, "annotations": {}}'),
     "names of wrong type": coco([{"id": 0, "file_name": ["a"]}], []),
     "ids of wrong type": coco([{"id": [], "file_name": "a"}], []),
-    "names a device": named("/dev/zero", "/dev/zero", "/dev/random"),
-    "names a pipe": named("pipe.png", "link.png", "link2.png"),
-    "names files above": named("../" * 20 + "etc/passwd", "../" * 20 + "etc/hosts", "/etc/group"),
+    "names a device": images_named("/dev/zero", "/dev/zero", "/dev/random"),
+    "names a pipe": images_named("pipe.png", "link.png", "link2.png"),
+    "names files above": images_named("../" * 20 + "etc/passwd", "../" * 20 + "etc/hosts", "/etc/group"),
     "not text": lambda path: path.write_bytes(b'{"images": "\xff\xfe'),
 }
 

@@ -35,7 +35,7 @@ def model_spec():
 _configs = {}
 
 
-def composed(*overrides):
+def compose_small(*overrides):
     if overrides not in _configs:
         _configs[overrides] = compose([*SMALL, *overrides])
     return copy.deepcopy(_configs[overrides])
@@ -47,7 +47,7 @@ def good():
     model = rebuild(model_spec())
     about = {"task": "captioning", "model": model_spec(), "max_tokens": 4, "scores": {}, "data": "0" * 16}
     about |= {"tokenizer": ByteTokenizer().state(), "preprocess": Preprocess(image_size=8).state()}
-    about["config"] = freeze(composed("task=captioning").tree)
+    about["config"] = freeze(compose_small("task=captioning").tree)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     loops = {"fit_loop": {"epoch_progress": {"current": {"processed": 0}}}}
     return {"format": FORMAT, "vlm": about, "state_dict": state, "epoch": 0, "global_step": 1, "loops": loops}
@@ -67,7 +67,7 @@ def touch():
     open(CANARY, "w").close()
 
 
-def changed(change):
+def change_checkpoint(change):
     """A maker of the good checkpoint with a change."""
 
     def make(path):
@@ -79,7 +79,7 @@ def changed(change):
 
 
 def about(**parts):
-    return changed(lambda checkpoint: checkpoint["vlm"].update(parts))
+    return change_checkpoint(lambda checkpoint: checkpoint["vlm"].update(parts))
 
 
 def model(name, /, **args):
@@ -91,11 +91,11 @@ def part(**args):
     return about(model=spec("VisionLanguageModel", **parts))
 
 
-def stored(change):
-    return changed(lambda checkpoint: change(checkpoint["vlm"]["config"]))
+def change_config(change):
+    return change_checkpoint(lambda checkpoint: change(checkpoint["vlm"]["config"]))
 
 
-def pickled(content):
+def pickle_content(content):
     def make(path):
         torch.save(content(), path)
 
@@ -170,20 +170,22 @@ CAPTION = ["caption", "image.png", "-c"]
 
 # Checkpoints that are refused: who makes it.
 CHECKPOINTS = {
-    "pickle of os.system": pickled(lambda: Call(os.system, f"touch {CANARY}")),
-    "pickle of open": pickled(lambda: good() | {"x": Call(open, CANARY, "w")}),
-    "pickle of an import": pickled(lambda: good() | {"x": Call(__import__, "evil")}),
-    "pickle of bytearray": pickled(lambda: good() | {"x": Call(bytearray, 2**36)}),
-    "pickle of a module": pickled(lambda: torch.nn.Linear(2, 2)),
+    "pickle of os.system": pickle_content(lambda: Call(os.system, f"touch {CANARY}")),
+    "pickle of open": pickle_content(lambda: good() | {"x": Call(open, CANARY, "w")}),
+    "pickle of an import": pickle_content(lambda: good() | {"x": Call(__import__, "evil")}),
+    "pickle of bytearray": pickle_content(lambda: good() | {"x": Call(bytearray, 2**36)}),
+    "pickle of a module": pickle_content(lambda: torch.nn.Linear(2, 2)),
     "pickle of old": lambda path: torch.save(Call(os.mkdir, CANARY), path, _use_new_zipfile_serialization=False),
     "zip bomb": zip_bomb,
     "compressed": packed_anew,
     "cut storage": cut_storage,
-    "expanded strides": changed(lambda checkpoint: checkpoint["state_dict"].update(EXPANDED)),
-    "expanded optimiser": changed(lambda checkpoint: checkpoint.update(optimizer_states=[*EXPANDED.values()])),
-    "meta tensors": changed(lambda checkpoint: checkpoint.update(x=torch.empty(10**12, device="meta"))),
-    "no weights": changed(lambda checkpoint: checkpoint.update(state_dict={})),
-    "weights of numbers": changed(lambda checkpoint: checkpoint.update(state_dict={"model.x": 1})),
+    "expanded strides": change_checkpoint(lambda checkpoint: checkpoint["state_dict"].update(EXPANDED)),
+    "expanded optimiser": change_checkpoint(
+        lambda checkpoint: checkpoint.update(optimizer_states=[*EXPANDED.values()])
+    ),
+    "meta tensors": change_checkpoint(lambda checkpoint: checkpoint.update(x=torch.empty(10**12, device="meta"))),
+    "no weights": change_checkpoint(lambda checkpoint: checkpoint.update(state_dict={})),
+    "weights of numbers": change_checkpoint(lambda checkpoint: checkpoint.update(state_dict={"model.x": 1})),
     "billion laughs": about(scores={"x": laughs()}),
     "deep nesting": about(scores=deep(200)),
     "giant number": about(max_tokens=2**5000),
@@ -202,7 +204,7 @@ CHECKPOINTS = {
     "doubled parts": about(model=doubled_parts()),
     "spec of wrong type": about(model=[1, 2]),
     "spec without arguments": about(model={"name": "ViT"}),
-    "vlm of wrong type": changed(lambda checkpoint: checkpoint.update(vlm=[])),
+    "vlm of wrong type": change_checkpoint(lambda checkpoint: checkpoint.update(vlm=[])),
     "task of wrong type": about(task=["captioning"]),
     "task with ../": about(task="../../captioning"),
     "length of wrong type": about(max_tokens="four"),
@@ -217,8 +219,8 @@ CHECKPOINTS = {
     "preprocess of other images": about(preprocess=Preprocess(image_size=8).state() | {"image_size": 64}),
     "preprocess of nothing": about(preprocess=Preprocess(image_size=8).state() | {"std": [0, 0, 0]}),
     "preprocess of wrong type": about(preprocess="crop"),
-    "another format": changed(lambda checkpoint: checkpoint.update(format=1)),
-    "format of wrong type": changed(lambda checkpoint: checkpoint.update(format={"a": 1})),
+    "another format": change_checkpoint(lambda checkpoint: checkpoint.update(format=1)),
+    "format of wrong type": change_checkpoint(lambda checkpoint: checkpoint.update(format={"a": 1})),
 }
 
 
@@ -229,7 +231,7 @@ def target(path, value):
             node = node.setdefault(key, {})
         node[path.split(".")[-1]] = value
 
-    return stored(change)
+    return change_config(change)
 
 
 # Checkpoints whose config would do harm where it is built: `vlm evaluate`, and `resume`.
@@ -247,19 +249,19 @@ CONFIGS = {
     "config reaches the network": target("logger.x", {"_class_": "lightning.pytorch.loggers.WandbLogger"}),
     "config sets the trainer's folder": target("trainer.default_root_dir", f"../{CANARY}"),
     "config with a plugin": target("trainer.plugins", [{"_class_": "lightning.pytorch.plugins.io.TorchCheckpointIO"}]),
-    "config of wrong type": changed(lambda checkpoint: checkpoint["vlm"].update(config=[])),
-    "config without groups": changed(lambda checkpoint: checkpoint["vlm"].update(config={"seed": 0})),
+    "config of wrong type": change_checkpoint(lambda checkpoint: checkpoint["vlm"].update(config=[])),
+    "config without groups": change_checkpoint(lambda checkpoint: checkpoint["vlm"].update(config={"seed": 0})),
     "config with a wrong key": target("data.source.nothing", 1),
     "config reads the environment": target("name", f"${{oc.env:{SECRET}}}"),
     "config reads the environment in a key": target("name", f"${{data.${{oc.env:{SECRET}}}}}"),
     "config names a class by another key": target("data.source._class_", "${name}"),
-    "config writes elsewhere by another key": changed(
+    "config writes elsewhere by another key": change_checkpoint(
         lambda checkpoint: checkpoint["vlm"]["config"].update(
             hidden={"x": {"_class_": "CSVLogger", "folder": CANARY}}, logger="${hidden}"
         )
     ),
     "config is circular": target("name", "${name}"),
-    "config unfolds": changed(
+    "config unfolds": change_checkpoint(
         lambda checkpoint: checkpoint["vlm"]["config"].update(
             {f"a{n}": [f"${{a{n + 1}}}", f"${{a{n + 1}}}"] for n in range(40)}, a40="x"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dual import saved_dual
-from hugging import CAPTIONERS, CLASSIFIERS, LABELS, saved, saved_bert, saved_decoder, saved_gpt2, saved_reader
+from hugging import CAPTIONERS, CLASSIFIERS, LABELS, save_parts, saved_bert, saved_decoder, saved_gpt2, saved_reader
 from image_text import saved_image_text
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -62,9 +62,9 @@ KINDS = {
     "git": Kind(CAPTIONERS["git"], ("vision_config",), (), "output.bias", generation=GENERATION),
     "llama": Kind(decoder("llama"), None, (), "model.layers.1.self_attn.q_proj.weight", generation=GENERATION),
     "bert": Kind(lambda folder: saved_bert(folder, BertForMaskedLM), None, (), "cls.predictions.bias"),
-    "deit": Kind(lambda folder: saved(folder, CLASSIFIERS["deit_teacher"]()), (), None, "cls_classifier.weight"),
+    "deit": Kind(lambda folder: save_parts(folder, CLASSIFIERS["deit_teacher"]()), (), None, "cls_classifier.weight"),
     "dinov2": Kind(
-        *(lambda folder: saved(folder, CLASSIFIERS["dinov2"]()), (), None),
+        *(lambda folder: save_parts(folder, CLASSIFIERS["dinov2"]()), (), None),
         "dinov2.encoder.layer.0.layer_scale1.lambda1",
         inner="mlp_ratio",
     ),
@@ -80,7 +80,7 @@ OTHERS = {
     "t5": saved_t5,
     "gpt2": saved_gpt2,
     "distilbert": lambda folder: saved_reader(folder, DistilBertForTokenClassification),
-    "siglip_classes": lambda folder: saved(folder, CLASSIFIERS["siglip"]()),
+    "siglip_classes": lambda folder: save_parts(folder, CLASSIFIERS["siglip"]()),
 }
 
 
@@ -97,7 +97,7 @@ def changing(name, *path, **changes):
     return change
 
 
-def without(name):
+def remove_file(name):
     return lambda folder: (folder / name).unlink()
 
 
@@ -105,7 +105,7 @@ def holding(name, content):
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def linked(name):
+def link_outside(name):
     """Moves a file out of the folder and puts a link in its place."""
 
     def change(folder):
@@ -139,7 +139,7 @@ def shard_away(folder):
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def indexed(content):
+def write_index(content):
     """An index of shards in place of the weights."""
 
     def change(folder):
@@ -164,11 +164,11 @@ OF_ALL: FolderCases = {
     "auto_map": (config(auto_map={"AutoModel": "evil.Model"}), "auto_map"),
     "other kind": (config(model_type="../vit"), "model_type '../vit'"),
     "cut weights": (holding(WEIGHTS, b"\xff" * 100), "cannot be read"),
-    "no weights": (without(WEIGHTS), "has no model.safetensors"),
+    "no weights": (remove_file(WEIGHTS), "has no model.safetensors"),
     "missing shard": (shard_away, "outside.safetensors cannot be read"),
     "a deep file": (holding(CONFIG, b"[" * 10**5), "cannot be read"),
-    "link config": (linked(CONFIG), "link out of the folder"),
-    "link weights": (linked(WEIGHTS), "link out of the folder"),
+    "link config": (link_outside(CONFIG), "link out of the folder"),
+    "link weights": (link_outside(WEIGHTS), "link out of the folder"),
 }
 
 
@@ -194,11 +194,11 @@ def of_images(kind: Kind) -> FolderCases:
     )
     return {
         "giant width": (config(*part, hidden_size=3 * 10**9), "hidden_size is 3000000000, not"),
-        "no preprocessing": (without(IMAGES), "has no preprocessor_config.json"),
+        "no preprocessing": (remove_file(IMAGES), "has no preprocessor_config.json"),
         "other images": (changing(IMAGES, size=size, crop_size=size), other),
         "oblong images": (changing(IMAGES, size={"height": 24, "width": 30}), f"{oblong}|not divide"),
         "giant resize": (changing(IMAGES, size={"shortest_edge": 10**9}, do_center_crop=True), "is 1000000000, not"),
-        "link images": (linked(IMAGES), "link out of the folder"),
+        "link images": (link_outside(IMAGES), "link out of the folder"),
     }
 
 
@@ -209,11 +209,11 @@ def of_texts(kind: Kind) -> FolderCases:
         "giant vocabulary": (config(*part, vocab_size=10**12), "vocab_size is 1000000000000"),
         "smaller tokenizer": (config(*part, vocab_size=99), "weights have 99"),
         "tokenizer code": (changing("tokenizer_config.json", auto_map={"A": "evil.T"}), "auto_map"),
-        "no tokenizer": (without(TOKENS), "there is no tokenizer.json"),
+        "no tokenizer": (remove_file(TOKENS), "there is no tokenizer.json"),
         "vocabularies differ": (other_vocabulary, "disagree on the id of 'a'"),
         "an id twice": (piece_twice, "not unique"),
         "other tokenizer": (changing(TOKENS, "model", type="Unigram"), "tokenizer in .* cannot be used"),
-        "link tokenizer": (linked(TOKENS), "link out of the folder"),
+        "link tokenizer": (link_outside(TOKENS), "link out of the folder"),
     }
 
 
@@ -246,10 +246,10 @@ YARN, TWO = {"rope_type": "yarn", "rope_theta": 1e4}, ["full_attention", "slidin
 MORE = [
     *(("gpt2", holding(WEIGHTS, content), "cannot be read") for content in (b"", b"no weights")),
     ("gpt2", lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-100]), "cannot be read"),
-    *(("gpt2", indexed(content), "cannot be read|has no weight_map") for content in (b"", b"[]", b"{}")),
-    ("gpt2", indexed(b'{"weight_map": {"a": 3}}'), "weight_map does not list files"),
+    *(("gpt2", write_index(content), "cannot be read|has no weight_map") for content in (b"", b"[]", b"{}")),
+    ("gpt2", write_index(b'{"weight_map": {"a": 3}}'), "weight_map does not list files"),
     *(("gpt2", holding(CONFIG, content), "cannot be read|model_type") for content in (b"", b"[]", b'"gpt2"', b"{}")),
-    ("gpt2", without(CONFIG), "neither config.json"),
+    ("gpt2", remove_file(CONFIG), "neither config.json"),
     ("gpt2", config(activation_function="mish"), "activation_function is 'mish'"),
     ("gpt2", config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
     ("gpt2", config(scale_attn_weights=False), "scale_attn_weights is False"),
@@ -288,9 +288,9 @@ MORE = [
     ("classes", config(id2label={"0": "a", "2": "b"}), "does not number the classes"),
     ("classes", config(type_vocab_size=3), "type_embed.weight"),
     ("clip", old_tokenizer, "there is no tokenizer.json"),
-    ("siglip", without("spiece.model"), "there is no spiece.model"),
-    ("marian", without("target.spm"), "there is no target.spm"),
-    ("marian", without("vocab.json"), "there is no vocab.json"),
+    ("siglip", remove_file("spiece.model"), "there is no spiece.model"),
+    ("marian", remove_file("target.spm"), "there is no target.spm"),
+    ("marian", remove_file("vocab.json"), "there is no vocab.json"),
     ("marian", holding("target.spm", b"\x08\xff" * 9), "tokenizer in .* cannot be used"),
     ("marian", changing("vocab.json", **{"\u2581x": 3}), "is not unique"),
     ("marian", holding("target_vocab.json", b"{}"), "a vocabulary per language"),

@@ -149,7 +149,7 @@ VALUES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def changed(good: bytes, old: bytes, new: bytes) -> bytes:
+def replace_bytes(good: bytes, old: bytes, new: bytes) -> bytes:
     assert len(old) == len(new) and old in good
     return good.replace(old, new)
 
@@ -160,11 +160,11 @@ CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut in its weights": (lambda good: good[: len(good) * 3 // 4], "which is truncated"),
     "cut by a byte": (lambda good: good[:-32], "which is truncated"),
     "a tensor of another name": (
-        lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.1.ffn_xx.w"),
+        lambda good: replace_bytes(good, b"blk.1.ffn_up.w", b"blk.1.ffn_xx.w"),
         "it has no tensor .blk.1.ffn_up.weight",
     ),
     "a tensor of another layer": (
-        lambda good: changed(good, b"blk.1.ffn_up.w", b"blk.9.ffn_up.w"),
+        lambda good: replace_bytes(good, b"blk.1.ffn_up.w", b"blk.9.ffn_up.w"),
         "it has no tensor .blk.1.ffn_up.weight",
     ),
     "weights that are no numbers": (lambda good: good[:-64] + struct.pack("<f", NAN) * 16, "weights are not finite"),

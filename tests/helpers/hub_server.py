@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(models: Mapping[str, Path]) -> Iterator[tuple[str, list[str]]]:
+def serve_models(models: Mapping[str, Path]) -> Iterator[tuple[str, list[str]]]:
     """The address of a server that has these models, and the list of what it is asked."""
     asked: list[str] = []
     handler = type("Hub", (Handler,), {"models": models, "asked": asked})

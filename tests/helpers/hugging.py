@@ -69,7 +69,7 @@ def saved_captioner(folder, *, side=24, generation=None, processor=None, encoder
     model.generation_config.update(**special, **(generation or {}))
     processor = processor or t.ViTImageProcessor(size=square(side))
     model.save_pretrained(folder, **options)
-    return model, *saved(folder, (tokenizer, processor))
+    return model, *save_parts(folder, (tokenizer, processor))
 
 
 def saved_gpt2(folder, **options):
@@ -93,7 +93,7 @@ def saved_bert(folder, kind, tokenizer=None, **options):
     """BERT with one of its heads."""
     tokenizer = tokenizer or word_pieces()
     config = t.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **SIZES, **options)
-    return saved(folder, (wide(kind(config)), tokenizer))
+    return save_parts(folder, (wide(kind(config)), tokenizer))
 
 
 def saved_reader(folder, kind, **options):
@@ -113,7 +113,7 @@ def saved_reader(folder, kind, **options):
         sizes = {**SIZES, "max_position_embeddings": 66, "type_vocab_size": 1}
         sizes |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     model = wide(kind(kind.config_class(vocab_size=len(tokenizer), **sizes, **options)))
-    return saved(folder, (model, tokenizer))
+    return save_parts(folder, (model, tokenizer))
 
 
 def square(side):
@@ -129,7 +129,7 @@ def saved_blip(folder, *, side=24, **options):
     model = wide(t.BlipForConditionalGeneration(config))
     model.text_decoder.bert.embeddings.position_embeddings.weight.data *= 4
     model.save_pretrained(folder, **options)
-    return model, *saved(folder, (tokenizer, processor))
+    return model, *save_parts(folder, (tokenizer, processor))
 
 
 def saved_git(folder, *, side=24, tied=False, **options):
@@ -142,7 +142,7 @@ def saved_git(folder, *, side=24, tied=False, **options):
     model = wide(t.GitForCausalLM(t.GitConfig(vision_config=vision, **sizes, **ids)))
     model.git.embeddings.position_embeddings.weight.data *= 4
     model.save_pretrained(folder, **options)
-    return model, *saved(folder, (tokenizer, processor))
+    return model, *save_parts(folder, (tokenizer, processor))
 
 
 def saved_trocr(folder, *, side=24, small=False, **options):
@@ -167,7 +167,7 @@ def saved_trocr(folder, *, side=24, small=False, **options):
     # Trained models never write padding, whose positions differ between versions of transformers.
     model.generation_config.update(**special, bad_words_ids=[[1]], renormalize_logits=True)
     model.save_pretrained(folder, **options)
-    return model, *saved(folder, (tokenizer, t.ViTImageProcessor(size=square(side))))
+    return model, *save_parts(folder, (tokenizer, t.ViTImageProcessor(size=square(side))))
 
 
 def _roberta_tokenizer(folder, **options):
@@ -211,7 +211,7 @@ def caption_logits(model, pixels, tokens):
     return model(input_ids=tokens, pixel_values=pixels).logits[:, -tokens.shape[1] :]
 
 
-def written(model, tokenizer, pixels, **options):
+def write_captions(model, tokenizer, pixels, **options):
     """Texts of a captioner of theirs."""
     # With a cache, transformers before 5.18 miscounts GIT's positions.
     cached = not isinstance(model, t.GitForCausalLM)
@@ -257,7 +257,7 @@ CLASSIFIERS = {
 }
 
 
-def saved(folder, parts):
+def save_parts(folder, parts):
     """Saves all parts of a model."""
     for part in parts:
         part.save_pretrained(folder)

@@ -17,19 +17,19 @@ def count() -> None:
         setattr(dist, name, _noting(getattr(dist, name), name, sent))
     advance = _TrainingEpochLoop.advance
 
-    def watched(loop: Any, *args: Any) -> None:
+    def watch_step(loop: Any, *args: Any) -> None:
         sent.clear()
         step = loop.global_step
         advance(loop, *args)
         if FIRST <= step < LAST:
             print(f"MESSAGES {' '.join(sent)}.", flush=True)
 
-    _TrainingEpochLoop.advance = watched  # type: ignore[method-assign]
+    _TrainingEpochLoop.advance = watch_step  # type: ignore[method-assign]
 
 
 def _noting(send: Any, name: str, sent: list[str]) -> Any:
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def note_call(*args: Any, **kwargs: Any) -> Any:
         sent.append(name)
         return send(*args, **kwargs)
 
-    return noted
+    return note_call

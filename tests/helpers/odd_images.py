@@ -39,7 +39,7 @@ def png(width, height, bit_depth, color_type, rows, *chunks):
     return b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IEND", b"")
 
 
-def packed(width, height, channels, *chunks, depth=8, kind=2):
+def packed_png(width, height, channels, *chunks, depth=8, kind=2):
     """A PNG of zeros, which packs a thousandfold."""
     packer, row = zlib.compressobj(1), bytes(1 + width * channels * depth // 8)
     rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
@@ -87,7 +87,7 @@ def rle_bmp():
     return bytes(plain[:start]) + data
 
 
-def animated(format, **options):
+def animated_image(format, **options):
     others = [Image.new("RGB", RGB.size, "red"), Image.new("RGB", RGB.size, "lime")]
     first = palette() if format == "GIF" else RGB
     return encode(first, format, save_all=True, append_images=others, **options)
@@ -109,15 +109,15 @@ SAME = {
     "png rgba opaque": lambda: encode(RGB.convert("RGBA"), "PNG"),
     "png 16 bits": sixteen_bits,
     "png turned": lambda: encode(TURNED, "PNG", exif=exif(6)),
-    "png animated": lambda: animated("PNG"),
+    "png animated": lambda: animated_image("PNG"),
     "png with text": lambda: encode(RGB, "PNG")[:33] + TEXT + encode(RGB, "PNG")[33:],
-    "png of many parts": lambda: parted(encode(RGB, "PNG")),
+    "png of many parts": lambda: split_chunks(encode(RGB, "PNG")),
     "png and more": lambda: encode(RGB, "PNG") + b"appended" * 1000,
     "bmp": lambda: encode(RGB, "BMP"),
     "bmp palette": lambda: encode(palette(), "BMP"),
     "bmp run lengths": rle_bmp,
     "gif": lambda: encode(palette(), "GIF"),
-    "gif animated": lambda: animated("GIF", duration=10, loop=0),
+    "gif animated": lambda: animated_image("GIF", duration=10, loop=0),
     "gif with comment": lambda: encode(palette(), "GIF", comment=b"c" * 5000),
     "tiff": lambda: encode(RGB, "TIFF"),
     "tiff lzw": lambda: encode(RGB, "TIFF", compression="tiff_lzw"),
@@ -128,17 +128,17 @@ SAME = {
     "tiff cmyk": lambda: encode(RGB.convert("CMYK"), "TIFF"),
     "tiff big": lambda: encode(RGB, "TIFF", big_tiff=True),
     "tiff turned": lambda: encode(TURNED, "TIFF", exif=exif(6)),
-    "tiff of pages": lambda: animated("TIFF"),
+    "tiff of pages": lambda: animated_image("TIFF"),
     "webp": lambda: encode(RGB, "WEBP", lossless=True),
     "webp turned": lambda: encode(TURNED, "WEBP", lossless=True, exif=exif(6)),
-    "webp animated": lambda: animated("WEBP", lossless=True),
+    "webp animated": lambda: animated_image("WEBP", lossless=True),
     "ppm": lambda: encode(RGB, "PPM"),
     "ppm plain": plain_ppm,
     "ppm 16 bits": lambda: b"P6 %d %d 65535\n" % (WIDTH, HEIGHT) + (ARRAY.astype(">u2") * 257).tobytes(),
 }
 
 
-def parted(data):
+def split_chunks(data):
     """The same PNG with a chunk for every byte of its pixels."""
     start = data.index(b"IDAT") - 4
     size = struct.unpack_from(">I", data, start)[0]
@@ -221,7 +221,7 @@ def half(data, part=0.6):
     return data[: int(len(data) * part)]
 
 
-def flipped(data):
+def flip_byte(data):
     broken = bytearray(data)
     broken[len(broken) // 2] ^= 0xFF
     return bytes(broken)
@@ -261,7 +261,7 @@ REFUSED = {
     "tiff cut": (lambda: half(encode(noise(), "TIFF", compression="tiff_lzw")), "."),
     "bmp cut": (lambda: half(encode(noise(), "BMP")), "."),
     "ppm cut": (lambda: half(encode(noise(), "PPM")), "."),
-    "png damaged": (lambda: flipped(encode(noise(), "PNG")), "."),
+    "png damaged": (lambda: flip_byte(encode(noise(), "PNG")), "."),
     "bomb": (lambda: png(100_000, 100_000, 8, 2, zlib.compress(bytes(1000))), "pixels"),
     "bomb within a side": (lambda: png(12_000, 12_000, 8, 2, zlib.compress(bytes(1000))), "pixels"),
     "thin bomb": (lambda: png(2**31 - 1, 1, 8, 0, b""), "pixels|invalid|large"),
@@ -275,7 +275,7 @@ REFUSED = {
     "tiff whose entries overlap": (overlapping_tiff, "claim more"),
     "tiff of giant tiles": (tiled_tiff, "tiles"),
     "tiff of countless strips": (sparse_tiff, "claim more"),
-    "png of countless chunks": (lambda: packed(8, 8, 3, *[(b"abCd", b"")] * 140_000), "pieces"),
+    "png of countless chunks": (lambda: packed_png(8, 8, 3, *[(b"abCd", b"")] * 140_000), "pieces"),
     "gif of countless blocks": (countless_blocks, "pieces"),
     "jpeg of countless comments": (lambda: with_segments(encode(RGB, "JPEG"), b"\xff\xfe\0\2", 140_000), "pieces"),
 }
@@ -288,8 +288,8 @@ def exif_bomb():
 
 # Files of few bytes that take the most memory or time of all that may be read.
 HEAVY = {
-    "png with alpha in 16 bits": lambda: packed(8192, 8192, 4, depth=16, kind=6),
-    "png with metadata": lambda: packed(64, 64, 3, (b"eXIf", exif_bomb())),
+    "png with alpha in 16 bits": lambda: packed_png(8192, 8192, 4, depth=16, kind=6),
+    "png with metadata": lambda: packed_png(64, 64, 3, (b"eXIf", exif_bomb())),
     "jpeg turned": lambda: encode(Image.new("RGB", (8192, 8192)), "JPEG", exif=exif(6)),
     "progressive jpeg": lambda: encode(Image.new("RGB", (8192, 8192)), "JPEG", progressive=True, subsampling=0),
     "jpeg of scans": lambda: scans(80, 3000),

@@ -48,12 +48,12 @@ def answers(http: Any, *data: Any, outputs: int = 1, session: str = "session") -
         for line in events.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
             if event.get("msg") in ("process_generating", "process_completed") and event["output"].get("data"):
-                shown = patched(shown, event["output"]["data"][0])
+                shown = apply_patch(shown, event["output"]["data"][0])
                 got.append(shown)
     return got
 
 
-def patched(shown: str, news: Any) -> str:
+def apply_patch(shown: str, news: Any) -> str:
     """A text, or what Gradio sends in its place: what is appended to the one before, or takes its place."""
     if isinstance(news, str):
         return news

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from chats import tokenizer_of
-from hugging import saved, wide
+from hugging import save_parts, wide
 from image_text import saved_image_text
 from prompted_steps import picture, summarise
 from torch import Tensor
@@ -67,7 +67,7 @@ def save_models(folder: Path, case: str) -> tuple[Path, Path]:
         sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         sizes |= {"intermediate_size": 40, "max_position_embeddings": 512, "vocab_size": len(tokenizer)}
         config = LlamaConfig(**sizes, **ids)  # without padding, whose embedding would get no gradient
-        saved(start, (tokenizer, wide(LlamaForCausalLM(config), std=0.1, norms="RMSNorm")))
+        save_parts(start, (tokenizer, wide(LlamaForCausalLM(config), std=0.1, norms="RMSNorm")))
     model = kind.from_pretrained(start)
     with torch.no_grad():
         for parameter in model.parameters():

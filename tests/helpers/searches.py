@@ -54,7 +54,7 @@ def run(decoder, context, decoding, *, eos_id, order=None, chunk=4, rows=3, devi
     return [found[order.index(place)] for place in range(len(order))]
 
 
-def same(found, truth):
+def check_same_texts(found, truth):
     assert [[text.tokens for text in row] for row in found] == [[text.tokens for text in row] for row in truth]
     for row, other in zip(found, truth, strict=True):
         for text, twin in zip(row, other, strict=True):

@@ -76,15 +76,15 @@ def kind_of(task: str) -> str:
     return predictor_of(tiny(task)).arguments.kind
 
 
-def sent(path: str) -> str:
+def encode_file(path: str) -> str:
     return base64.b64encode(Path(path).read_bytes()).decode()
 
 
 def body_of(task: str) -> dict[str, Any]:
     """The inputs and options of a case as JSON."""
     inputs, options = CASES[task]
-    values = list(map(sent, inputs)) if kind_of(task) == "image" else inputs
-    beside = {"images": list(map(sent, options["image"]))} if "image" in options else {}
+    values = list(map(encode_file, inputs)) if kind_of(task) == "image" else inputs
+    beside = {"images": list(map(encode_file, options["image"]))} if "image" in options else {}
     return {f"{kind_of(task)}s": values, **{name: one for name, one in options.items() if name != "image"}, **beside}
 
 

@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from classed import png
+from class_data import png
 
 
 def write_tar(path: Path, members: dict[str, Any], form: int = tarfile.USTAR_FORMAT) -> Path:
@@ -22,7 +22,7 @@ def write_tar(path: Path, members: dict[str, Any], form: int = tarfile.USTAR_FOR
     return path
 
 
-def captioned(count: int, first: int = 0) -> dict[str, Any]:
+def caption_members(count: int, first: int = 0) -> dict[str, Any]:
     """Members as img2dataset writes them: an image, its caption, and the caption again among metadata."""
     members: dict[str, Any] = {}
     for number in range(first, first + count):
@@ -32,7 +32,7 @@ def captioned(count: int, first: int = 0) -> dict[str, Any]:
     return members
 
 
-def classed(*labels: str, first: int = 0) -> dict[str, Any]:
+def class_members(*labels: str, first: int = 0) -> dict[str, Any]:
     """Members of images with their classes."""
     named = list(enumerate(labels, first))
     return {

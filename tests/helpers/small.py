@@ -64,7 +64,7 @@ BATCHES = 8  # of an epoch of any of them
 COMPARING = ("contrastive",)  # tasks that compare the samples of a batch, so that batches are not accumulated
 
 
-def accumulated(task: str) -> tuple[str, ...]:
+def accumulation_options(task: str) -> tuple[str, ...]:
     """The option that two batches make a step, for a task that allows it."""
     return () if task in COMPARING else ("trainer.accumulate_grad_batches=2",)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compare import rows
-from kills import Ended, Nursery
+from fork_server import ForkServer, ProcessResult
 from small import BATCHES, command
 
 EPOCHS = 3
@@ -49,8 +49,8 @@ class Training:
         ranks: Processes, started as torchrun would; with more than one there is no process over them.
     """
 
-    def __init__(self, nursery: Nursery, case: Case, cwd: Path) -> None:
-        self.nursery, self.case, self.cwd = nursery, case, cwd
+    def __init__(self, forks: ForkServer, case: Case, cwd: Path) -> None:
+        self.forks, self.case, self.cwd = forks, case, cwd
         cwd.mkdir()
         self.pids: list[int] = []
 
@@ -78,14 +78,14 @@ class Training:
         places = places_of(self.case.ranks)
         self.since = time.time_ns()
         self.pids = [
-            self.nursery.start(args, cwd=self.cwd, env=place, patch=patch)
+            self.forks.start(args, cwd=self.cwd, env=place, patch=patch)
             for place, patch in zip(places, patches, strict=False)
         ]
 
-    def ended(self, timeout: float) -> list[Ended]:
+    def wait(self, timeout: float) -> list[ProcessResult]:
         """How its processes ended."""
         end = time.monotonic() + timeout
-        found = [self.nursery.ended(pid, max(0.0, end - time.monotonic())) for pid in self.pids]
+        found = [self.forks.wait(pid, max(0.0, end - time.monotonic())) for pid in self.pids]
         assert None not in found, "a process of the run hangs"
         return [ended for ended in found if ended]
 
@@ -99,10 +99,10 @@ class Training:
 
     def kill_at(self, steps: int, delay: float, rng: random.Random) -> bool:
         """Sends the signal so long after so many steps; returns whether it found anything alive."""
-        while self.steps() < steps and not self.nursery.ended(self.pids[0]):
+        while self.steps() < steps and not self.forks.wait(self.pids[0]):
             time.sleep(0.005)
         time.sleep(delay)
-        alive = [pid for pid in self.pids if self.nursery.ended(pid) is None]
+        alive = [pid for pid in self.pids if self.forks.wait(pid) is None]
         if len(alive) < len(self.pids):
             return False
         for pid in [rng.choice(alive)] if self.case.whom == "one" else alive:

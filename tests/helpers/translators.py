@@ -5,7 +5,7 @@ from pathlib import Path
 
 import sentencepiece
 import torch
-from hugging import TEXTS, saved, sentencepieces, wide
+from hugging import TEXTS, save_parts, sentencepieces, wide
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer, T5Config, T5ForConditionalGeneration, T5Tokenizer
 
 GERMAN = [
@@ -66,7 +66,7 @@ def saved_marian(folder, **options):
     """As Helsinki-NLP/opus-mt-en-de is laid out."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     tokenizer = marian_tokenizer(folder)
-    return saved(folder, (marian(tokenizer, **MARIAN_SIZES, **options), tokenizer))
+    return save_parts(folder, (marian(tokenizer, **MARIAN_SIZES, **options), tokenizer))
 
 
 def t5_tokenizer(folder):
@@ -82,4 +82,4 @@ def saved_t5(folder, **options):
     config = T5Config(vocab_size=128 + len(tokenizer), decoder_start_token_id=0, **T5_SIZES | options)
     model = spread(T5ForConditionalGeneration(config), end=1 if options else 4)
     model.generation_config.update(max_length=24)
-    return saved(folder, (model, tokenizer))
+    return save_parts(folder, (model, tokenizer))

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from captioned import picture
-from classed import pack
-from sharded import captioned, write_tar
+from caption_data import picture
+from class_data import pack
+from sharded import caption_members, write_tar
 
 from vlm.config import target
 from vlm.training.run.fit import main
@@ -80,7 +80,7 @@ def test_a_source_of_ones_own_trains(own, task, tmp_path, capsys):
 def test_shards_with_captions_and_classes_train_either_task(task, tmp_path):
     for split, first in (("train", 0), ("val", 16)):
         classes = {f"{number:09d}.cls": "ab"[number % 2] for number in range(first, first + 16)}
-        write_tar(tmp_path / "set" / split / "0.tar", captioned(16, first) | classes)
+        write_tar(tmp_path / "set" / split / "0.tar", caption_members(16, first) | classes)
     assert train(task, tmp_path / "runs", "data=webdataset", f"data.root={tmp_path / 'set'}") == 0
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from compare import rows
+from fork_server import ForkServer
 from journey import best, interrupt_at, only_run, same_weights
-from kills import Nursery
 from small import command
 from trainings import ddp, places_of
 
@@ -43,8 +43,8 @@ def train_teacher(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def forks() -> Iterator[ForkServer]:
+    made = ForkServer()
     yield made
     made.close()
 
@@ -129,15 +129,15 @@ def test_accumulated_batches_take_the_steps_of_a_large_one(
 
 @pytest.mark.parametrize("more", [[], CACHED, ["trainer=fsdp"]], ids=["read", "cached", "sharded"])
 def test_two_processes_end_as_one(
-    train_teacher: Callable[[str], Path], tmp_path: Path, nursery: Nursery, more: list[str]
+    train_teacher: Callable[[str], Path], tmp_path: Path, forks: ForkServer, more: list[str]
 ) -> None:
     options = command("language_modeling", f"task.teacher.path={train_teacher('language_modeling')}")
     exact = [*EXACT, *(FLOAT if "trainer=fsdp" in more else [])]  # which does not train in double precision
     for ranks, chosen in {1: more if more == CACHED else [], 2: [*ddp(2), *more]}.items():
         (tmp_path / f"{ranks}").mkdir()
         places = places_of(ranks)
-        pids = [nursery.start([*options, *chosen, *exact], cwd=tmp_path / f"{ranks}", env=place) for place in places]
-        ended = [nursery.ended(pid, 200) for pid in pids]
+        pids = [forks.start([*options, *chosen, *exact], cwd=tmp_path / f"{ranks}", env=place) for place in places]
+        ended = [forks.wait(pid, 200) for pid in pids]
         assert [end and end.status for end in ended] == [0] * ranks, ended
     weights = (weights_of(tmp_path / f"{ranks}" / "runs") for ranks in (1, 2))
     assert_close(*weights, tolerance=1e-5 if exact != EXACT else 1e-12)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fork_server import ForkServer
 from journey import best, only_run, results
-from kills import Nursery
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from small import TASKS, command
 
@@ -108,9 +108,9 @@ def test_steps_are_recorded_beside_a_thread_that_pins_memory() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_gpus_take_the_steps_of_one(strategy: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_two_gpus_take_the_steps_of_one(strategy: str, forks: ForkServer, tmp_path: Path) -> None:
     one = losses(trained("language_modeling", "gpu", tmp_path / "one", "compile=false"))
     options = [*command("language_modeling"), *EXACT, "compile=false", f"trainer={strategy}", "trainer.devices=2"]
-    ended = nursery.run(options, cwd=tmp_path)
-    assert ended.status == 0, ended.said
+    ended = forks.run(options, cwd=tmp_path)
+    assert ended.status == 0, ended.output
     assert losses(only_run(tmp_path / "runs")) == pytest.approx(one, rel=1e-3)

@@ -8,12 +8,12 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from text_lines import varied_lines
 from timm.data import create_transform, resolve_data_config
 from timm.models import save_for_hf
 from tiny_checkpoints import IMAGES
 from torchvision.transforms import v2
 from transformers import AutoModel, BertTokenizerFast
-from varied import varied_lines
 
 import vlm
 

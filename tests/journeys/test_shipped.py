@@ -18,7 +18,7 @@ import pytest
 from chats import saved_chat
 from documented import COMMANDS, README
 from dual import saved_dual
-from easy import draw_easy_vqa
+from easy_vqa_data import draw_easy_vqa
 from flickr import draw_flickr8k, translate_flickr8k
 from gguf_files import decoder, save_gguf
 from image_text import saved_image_text
@@ -342,7 +342,7 @@ def test_the_lines_of_python_run_as_written(place: Path, monkeypatch: pytest.Mon
 def trained_joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of a projector between two small random folders, by conversations about scenes."""
     folder = tmp_path_factory.mktemp("joined")
-    hugging.saved(folder / "encoder", hugging.ENCODERS["siglip"]())
+    hugging.save_parts(folder / "encoder", hugging.ENCODERS["siglip"]())
     save_gguf(folder / "decoder.gguf", *decoder("tied"))
     parts = [f"model.encoder.path={folder / 'encoder'}", f"model.decoder.path={folder / 'decoder.gguf'}"]
     scenes = [f"data.source.{split}_scenes=8" for split in ("train", "val", "test")]
@@ -356,8 +356,8 @@ FOLDERS = {
     "FOLDER": lambda folder: hugging.saved_captioner(folder, side=32),  # the least of a drawn scene
     "bert-base-uncased": lambda folder: hugging.saved_bert(folder, BertModel),
     "clip-vit-base-patch32": lambda folder: saved_dual("clip", folder),
-    "siglip-base-patch16-224": lambda folder: hugging.saved(folder, hugging.ENCODERS["siglip"]()),
-    "dinov2-small": lambda folder: hugging.saved(folder, hugging.ENCODERS["dinov2"]()),
+    "siglip-base-patch16-224": lambda folder: hugging.save_parts(folder, hugging.ENCODERS["siglip"]()),
+    "dinov2-small": lambda folder: hugging.save_parts(folder, hugging.ENCODERS["dinov2"]()),
     "opus-mt-en-de": lambda folder: saved_marian(folder),
     "t5-small": lambda folder: saved_t5(folder),
     "trocr-base-handwritten": lambda folder: hugging.saved_trocr(folder),

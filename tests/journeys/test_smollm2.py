@@ -10,7 +10,7 @@ import gguf
 import pytest
 import torch
 import transformers
-from gguf_files import dequantised
+from gguf_files import dequantise
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vlm.decoding.sampling import Sampling
@@ -58,7 +58,7 @@ def theirs():
     inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), whole])
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([tokens[id] for id, kind in enumerate(kinds) if kind == gguf.TokenType.CONTROL])
-    model = dequantised(FILE, transformers.LlamaForCausalLM(config).eval())
+    model = dequantise(FILE, transformers.LlamaForCausalLM(config).eval())
     return model, transformers.PreTrainedTokenizerFast(tokenizer_object=inner)
 
 

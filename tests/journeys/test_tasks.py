@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 from journey import best, interrupt_at, only_run, results, same_weights
+from predictions import predict_inputs
 from small import MODELS, TASKS, command, task_of
-from used import used
 
 from vlm.checkpoint.load import load_model, read
 from vlm.checkpoint.rebuild import convert_errors
@@ -226,7 +226,7 @@ def test_a_service_answers_as_python_does(name, runs):
     answer = client(path).post("/predict", json=body_of(task))
     assert answer.status_code == 200, answer.text
     inputs, options = CASES[task]
-    truth = used(predictor_of(path), inputs, **options)
+    truth = predict_inputs(predictor_of(path), inputs, **options)
     several = [one if isinstance(one, list) else [one] for one in truth]
     answers = [one if isinstance(one, list) else [one] for one in answer.json()["results"]]
     assert [[text["text"] for text in one] for one in answers] == [[text.text for text in one] for one in several]

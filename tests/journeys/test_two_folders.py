@@ -10,7 +10,7 @@ import torch
 from chats import saved_chat
 from dual import saved_dual
 from gguf_files import decoder, save_gguf
-from hugging import ENCODERS, saved, saved_gpt2
+from hugging import ENCODERS, save_parts, saved_gpt2
 from journey import best, interrupt_at, only_run, results
 from timm.models import save_for_hf
 from tiny_checkpoints import IMAGES
@@ -39,7 +39,7 @@ def parts(tmp_path_factory):
     place = tmp_path_factory.mktemp("parts")
     torch.manual_seed(0)
     for name in ("clip_vision", "siglip"):
-        saved(place / name, ENCODERS[name]())
+        save_parts(place / name, ENCODERS[name]())
     save_for_hf(timm.create_model("resnet10t"), place / "timm", safe_serialization=True)
     saved_dual("clip", place / "clip")  # with a tokenizer of its own
     saved_gpt2(place / "gpt2")

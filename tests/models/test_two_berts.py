@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bert import copied, writer_copied
+from bert import copy_weights, writer_copied
 from hugging import wide
 from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
@@ -37,7 +37,7 @@ def pair():
     options = [f"model.size.{name}={value}" for name, value in SIZES.items()]
     config = compose(["task=translation", "model=translator_bert", f"data.max_len={MAX_LEN}", *options])
     ours, _ = build_model(config, {"vocab_size": V})
-    copied(ours.encoder, reader)
+    copy_weights(ours.encoder, reader)
     writer_copied(ours.decoder, writer)
     return ours.eval(), theirs
 

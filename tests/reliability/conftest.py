@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from kills import Nursery
+from fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
+def forks() -> Iterator[ForkServer]:
+    made = ForkServer()
     yield made
     made.close()

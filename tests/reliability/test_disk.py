@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty import on_step
 from journey import only_run
 from small import command
+from training_faults import on_step
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.callbacks.progress import Samples

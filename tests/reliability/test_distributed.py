@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from compare import rows
-from faulty import DDP, EXACT, run_two
+from fork_server import ForkServer
 from image_text import saved_image_text
 from journey import only_run
-from kills import Nursery
 from PIL import Image
-from small import COMPARING, MODELS, TASKS, accumulated, command, task_of
+from small import COMPARING, MODELS, TASKS, accumulation_options, command, task_of
+from training_faults import DDP, EXACT, run_two
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.step import blocks as compiling
@@ -36,7 +36,7 @@ def each_task(slow: tuple[str, ...]) -> list:
 
 
 @pytest.fixture(scope="module")
-def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+def finished(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """The folder of a finished run of a task, which starts when it is first needed.
 
     It is a run of one process ("one"), or of two with DDP or FSDP.
@@ -44,11 +44,11 @@ def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Call
 
     @cache
     def run_folder(task: str, kind: str) -> Path:
-        args = command(task, *EXACT, *OWN.get(task_of(task), []), *accumulated(task), *STEP)
+        args = command(task, *EXACT, *OWN.get(task_of(task), []), *accumulation_options(task), *STEP)
         runs = tmp_path_factory.mktemp(f"{task}_{kind}")
         options = {"ddp": DDP, "fsdp": FSDP}.get(kind)
-        ended = run_two(nursery, [*args, *options], cwd=runs) if options else [nursery.run(args, cwd=runs)]
-        assert all(end.status == 0 for end in ended), "\n".join(end.said for end in ended)
+        ended = run_two(forks, [*args, *options], cwd=runs) if options else [forks.run(args, cwd=runs)]
+        assert all(end.status == 0 for end in ended), "\n".join(end.output for end in ended)
         return only_run(runs / "runs")
 
     return run_folder
@@ -76,7 +76,7 @@ def check_same_steps(folder: Path, reference_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_fine_tune_a_folder_as_one(nursery: Nursery, tmp_path: Path) -> None:
+def test_two_processes_fine_tune_a_folder_as_one(forks: ForkServer, tmp_path: Path) -> None:
     """Rows with an image and rows of text alone; batches of one process may lack images."""
     torch.manual_seed(7)
     saved_image_text(tmp_path / "theirs", "smolvlm")
@@ -95,10 +95,8 @@ def test_two_processes_fine_tune_a_folder_as_one(nursery: Nursery, tmp_path: Pat
     for kind, options in {"one": ["trainer=cpu"], "ddp": DDP, "fsdp": FSDP}.items():
         (tmp_path / kind).mkdir()
         args = [*words, *options]
-        started = (
-            [nursery.run(args, cwd=tmp_path / kind)] if kind == "one" else run_two(nursery, args, cwd=tmp_path / kind)
-        )
-        assert all(end.status == 0 for end in started), "\n".join(end.said for end in started)
+        started = [forks.run(args, cwd=tmp_path / kind)] if kind == "one" else run_two(forks, args, cwd=tmp_path / kind)
+        assert all(end.status == 0 for end in started), "\n".join(end.output for end in started)
         weights.append(ckpt.read(only_run(tmp_path / kind / "runs") / "checkpoints" / "last.ckpt")["state_dict"])
     start = ckpt.read(str(tmp_path / "theirs"))["state_dict"]
     for name, tensor in weights[0].items():
@@ -133,16 +131,14 @@ def pairs(tmp_path: Path) -> list[str]:
     ids=["cached reference", "adapters", "sharded without a reference"],
 )
 def test_two_processes_train_on_preferences_as_one(
-    nursery: Nursery, pairs: list[str], tmp_path: Path, options: list[str], kind: str
+    forks: ForkServer, pairs: list[str], tmp_path: Path, options: list[str], kind: str
 ) -> None:
     folders = []
     for name, more in {"one": ["trainer=cpu"], "two": DDP if kind == "ddp" else FSDP}.items():
         (tmp_path / name).mkdir()
         args = [*pairs, *options, *more]
-        runs = (
-            run_two(nursery, args, cwd=tmp_path / name) if name == "two" else [nursery.run(args, cwd=tmp_path / name)]
-        )
-        assert all(end.status == 0 for end in runs), "\n".join(end.said for end in runs)
+        runs = run_two(forks, args, cwd=tmp_path / name) if name == "two" else [forks.run(args, cwd=tmp_path / name)]
+        assert all(end.status == 0 for end in runs), "\n".join(end.output for end in runs)
         folders.append(only_run(tmp_path / name / "runs"))
     check_same_steps(*reversed(folders))
     logged = rows(folders[0])
@@ -153,10 +149,12 @@ def test_two_processes_train_on_preferences_as_one(
 
 
 @pytest.mark.slow
-def test_a_reference_of_sharded_weights_is_refused(nursery: Nursery, pairs: list[str], tmp_path: Path) -> None:
-    for end in run_two(nursery, [*pairs, *FSDP], cwd=tmp_path):
+def test_a_reference_of_sharded_weights_is_refused(forks: ForkServer, pairs: list[str], tmp_path: Path) -> None:
+    for end in run_two(forks, [*pairs, *FSDP], cwd=tmp_path):
         assert end.status == 2
-        assert "task=preferences: a reference model is not supported with sharded weights; use trainer=ddp" in end.said
+        assert (
+            "task=preferences: a reference model is not supported with sharded weights; use trainer=ddp" in end.output
+        )
 
 
 @pytest.mark.slow
@@ -192,16 +190,16 @@ def test_a_sharded_checkpoint_is_that_of_one_process(finished) -> None:
 
 
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, finished, tmp_path: Path) -> None:
+def test_a_sharded_run_goes_on_sharded_and_in_one_process(forks: ForkServer, finished, tmp_path: Path) -> None:
     folder = finished("captioning", "fsdp")
     name = folder.name
     for kind in ("one", "fsdp"):
         shutil.copytree(folder, tmp_path / kind / name)
     more, one_process = "trainer.max_epochs=3", ["trainer.strategy=auto", "trainer.devices=1"]
-    alone = nursery.run([f"resume={tmp_path / 'one' / name}", more, *one_process], cwd=tmp_path)
-    assert alone.status == 0, alone.said
-    for end in run_two(nursery, [f"resume={tmp_path / 'fsdp' / name}", more], cwd=tmp_path):
-        assert end.status == 0, end.said
+    alone = forks.run([f"resume={tmp_path / 'one' / name}", more, *one_process], cwd=tmp_path)
+    assert alone.status == 0, alone.output
+    for end in run_two(forks, [f"resume={tmp_path / 'fsdp' / name}", more], cwd=tmp_path):
+        assert end.status == 0, end.output
     one, two = (ckpt.read(tmp_path / kind / name / "checkpoints" / "last.ckpt") for kind in ("one", "fsdp"))
     assert one["global_step"] == two["global_step"]
     for part in ("state_dict", "ema"):
@@ -212,11 +210,11 @@ def test_a_sharded_run_goes_on_sharded_and_in_one_process(nursery: Nursery, fini
 @pytest.mark.nightly  # step/test_blocks.py compiles and recomputes blocks of one process in a slow run
 @pytest.mark.skipif(compiling.missing(on_gpu=False) is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: Nursery, finished, tmp_path) -> None:
+def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, forks: ForkServer, finished, tmp_path) -> None:
     options = [*(DDP if kind == "ddp" else FSDP), "compile=true", "activation_checkpointing=true"]
-    args = command("captioning", *EXACT, *OWN["captioning"], *accumulated("captioning"), *STEP, *options)
-    for end in run_two(nursery, args, cwd=tmp_path, timeout=300):
-        assert end.status == 0, end.said
+    args = command("captioning", *EXACT, *OWN["captioning"], *accumulation_options("captioning"), *STEP, *options)
+    for end in run_two(forks, args, cwd=tmp_path, timeout=300):
+        assert end.status == 0, end.output
     own = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["state_dict"]
     reference = ckpt.read(finished("captioning", "one") / "checkpoints" / "last.ckpt")["state_dict"]
     assert own.keys() == reference.keys()
@@ -225,12 +223,12 @@ def test_compiled_and_recomputed_blocks_take_the_same_steps(kind: str, nursery: 
 
 
 @pytest.mark.parametrize("task", each_task(COMPARING))
-def test_a_step_sends_one_message_beside_its_gradients(task: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_a_step_sends_one_message_beside_its_gradients(task: str, forks: ForkServer, tmp_path: Path) -> None:
     args = command(task, *DDP, "trainer.max_steps=7", "callbacks.checkpoints.every_n_steps=100")
     quiet = [*args, "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]
-    for end in run_two(nursery, quiet, cwd=tmp_path, patch="import messages; messages.count()"):
-        assert end.status == 0, end.said
-        steps = [line for line in end.said.splitlines() if "MESSAGES" in line]
+    for end in run_two(forks, quiet, cwd=tmp_path, patch="import messages; messages.count()"):
+        assert end.status == 0, end.output
+        steps = [line for line in end.output.splitlines() if "MESSAGES" in line]
         # Embeddings are sent to all ranks, after their number, and the gradients of them back.
         beside = "all_gather all_gather all_reduce " if task in COMPARING else ""
         assert len(steps) == 4 and all(line.endswith(f"MESSAGES {beside}all_reduce.") for line in steps), steps

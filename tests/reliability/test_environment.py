@@ -20,7 +20,7 @@ FEW += ["data.source.val_scenes=8", "data.source.test_scenes=8"]
 OTHER = 65534  # the number of a user who is not this one
 SERVED = """
 import json, signal, sys, urllib.request
-from listening import listening
+from serving_commands import listening
 
 package, checkpoint, image = sys.argv[1:]
 with listening("serve", "-c", checkpoint, package=package) as (process, port):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import DDP, FAULTS, run_two
+from fork_server import ForkServer
 from journey import only_run
-from kills import Nursery
 from lightning.pytorch.plugins import MixedPrecision
 from small import command
+from training_faults import DDP, FAULTS, run_two
 
 from vlm.checkpoint import load as ckpt
 from vlm.training.run import run as run_module
@@ -184,10 +184,14 @@ def test_a_non_finite_tensor_is_found_wherever_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_the_rank_at_fault_is_named_and_both_stop(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_rank_at_fault_is_named_and_both_stop(forks: ForkServer, tmp_path: Path) -> None:
     patch = "import faulty; faulty.strike('nan loss', step=3, rank=1)"
-    one, two = run_two(nursery, [*SMALL, *DDP], cwd=tmp_path, patch=patch)
+    one, two = run_two(forks, [*SMALL, *DDP], cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
-    assert "step 4: the loss is not finite" in one.said and "rank 1 read " in one.said and "rank 0 read" not in one.said
-    assert "error" not in two.said
+    assert (
+        "step 4: the loss is not finite" in one.output
+        and "rank 1 read " in one.output
+        and "rank 0 read" not in one.output
+    )
+    assert "error" not in two.output
     check_finite(only_run(tmp_path / "runs"))

@@ -1,6 +1,6 @@
 """Files from strangers, used in a process that is watched: they run, write, read and reach nothing, and are refused.
 
-`hostile_files.py` and `hostile_data.py` make the files, and `watched.py` uses them, all in one process, for a start
+`hostile_files.py` and `hostile_data.py` make the files, and `hostile_use.py` uses them, all in one process, for a start
 costs more than they do.
 """
 
@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hostile_cases as cases
 import hostile_files as files
 import pytest
-import watched_cases as cases
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 5
@@ -28,7 +28,7 @@ def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("strangers") / "files"
     folder.mkdir()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-    command = [sys.executable, str(ROOT / "tests/helpers/watched.py"), str(folder)]
+    command = [sys.executable, str(ROOT / "tests/helpers/hostile_use.py"), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]

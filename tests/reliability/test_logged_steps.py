@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from compare import rows
-from faulty import DDP, run_two
+from fork_server import ForkServer
 from journey import interrupt_at, only_run
-from kills import Nursery
 from small import BATCHES, command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_faults import DDP, run_two
 
 from vlm.training.run.fit import main
 
@@ -71,7 +71,7 @@ def batches(size: int) -> list[str]:
 
 @pytest.mark.sample(slow=1)
 @pytest.mark.parametrize("size", [2, 1])
-def test_two_processes_go_on(size: int, nursery: Nursery, tmp_path: Path) -> None:
+def test_two_processes_go_on(size: int, forks: ForkServer, tmp_path: Path) -> None:
     steps = [f"trainer.max_steps={count // size}" for count in (BATCHES, 20)]
     for name, runs in {
         "whole": [[*SMALL, *DDP, *batches(size), steps[1]]],
@@ -79,6 +79,6 @@ def test_two_processes_go_on(size: int, nursery: Nursery, tmp_path: Path) -> Non
     }.items():
         (tmp_path / name).mkdir()
         for options in runs:
-            assert all(end.status == 0 for end in run_two(nursery, options, cwd=tmp_path / name, timeout=120))
+            assert all(end.status == 0 for end in run_two(forks, options, cwd=tmp_path / name, timeout=120))
     whole, ended = (logged(only_run(tmp_path / name / "runs")) for name in ("whole", "ended"))
     assert ended == whole

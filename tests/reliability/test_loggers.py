@@ -5,10 +5,10 @@ import resource
 from pathlib import Path
 
 import pytest
-from faulty import on_step
 from journey import only_run
 from lightning.pytorch.loggers import TensorBoardLogger
 from small import command
+from training_faults import on_step
 
 from vlm.training.run.fit import main
 

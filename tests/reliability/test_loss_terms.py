@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from faulty import run_two
-from kills import Nursery
+from fork_server import ForkServer
+from training_faults import run_two
 from two_terms import run
 
 from vlm.config.compose import compose
@@ -19,12 +19,12 @@ CASES = {"TwoTerms": {"batch_size": 4, "accumulate": 4}, "Contrastive": {"batch_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
-def test_two_ranks_take_the_steps_of_one(kind: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_two_ranks_take_the_steps_of_one(kind: str, forks: ForkServer, tmp_path: Path) -> None:
     options: Any = CASES[kind]
     run(kind, out=tmp_path / "one.json", **options)
     two = f"import pathlib, two_terms; two_terms.run({kind!r}, out=pathlib.Path('two.json'), ranks=2, **{options})"
-    for end in run_two(nursery, [], cwd=tmp_path, patch=f"{two}; raise SystemExit(0)", timeout=240):
-        assert end.status == 0, end.said
+    for end in run_two(forks, [], cwd=tmp_path, patch=f"{two}; raise SystemExit(0)", timeout=240):
+        assert end.status == 0, end.output
     one, *ranks = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two.0", "two.1"))
     if kind == "TwoTerms":
         assert 0 in ranks[0]["marked"] and 0 in ranks[1]["marked"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fork_server import ForkServer
 from journey import only_run
-from kills import Nursery
 from small import command
 
 from vlm.checkpoint import load as ckpt
@@ -17,15 +17,15 @@ CONFIG = {"data": {"batch_size": 32}, "trainer": {"accumulate_grad_batches": 2}}
 
 
 @pytest.mark.slow
-def test_a_host_out_of_memory(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_host_out_of_memory(forks: ForkServer, tmp_path: Path) -> None:
     start = time.monotonic()
     args = command("classification", "trainer.max_epochs=2")
-    ended = nursery.run(args, cwd=tmp_path, patch="import faulty; faulty.strike('no memory', step=5)")
+    ended = forks.run(args, cwd=tmp_path, patch="import faulty; faulty.strike('no memory', step=5)")
     assert ended.status == 1 and time.monotonic() - start < 60
-    assert "error: out of memory" in ended.said and "Traceback" not in ended.said, ended.said
-    assert "data.batch_size=4 trainer.accumulate_grad_batches=2" in ended.said
+    assert "error: out of memory" in ended.output and "Traceback" not in ended.output, ended.output
+    assert "data.batch_size=4 trainer.accumulate_grad_batches=2" in ended.output
     folder = only_run(tmp_path / "runs")
-    assert f"resume=runs/classification/{folder.name}" in ended.said
+    assert f"resume=runs/classification/{folder.name}" in ended.output
     assert ckpt.read(folder / "checkpoints" / "last.ckpt")["global_step"] == 4
 
 

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 import pytest
-from faulty import DDP, run_two
+from fork_server import ForkServer, ProcessResult
 from journey import only_run
-from kills import Ended, Nursery
 from small import command
+from training_faults import DDP, run_two
 
 from vlm.checkpoint import load as ckpt
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 SMALL = [*command("language_modeling", "trainer.max_steps=200", "callbacks.ema=null"), *DDP]
 
 
-def run_as_a_user(nursery: Nursery, kind: str, rank: int, cwd: Path, *more: str) -> Ended:
+def run_as_a_user(forks: ForkServer, kind: str, rank: int, cwd: Path, *more: str) -> ProcessResult:
     """Runs a training that starts its second process itself, with a fault on one of them."""
     patch = f"import sys, faulty; sys.argv[0] = faulty.__file__; faulty.strike({kind!r}, 5, {rank})"
-    pid = nursery.start([*SMALL, *more], cwd=cwd, env={"FAULT": f"{kind}:5:{rank}"}, patch=patch)
+    pid = forks.start([*SMALL, *more], cwd=cwd, env={"FAULT": f"{kind}:5:{rank}"}, patch=patch)
     until = time.monotonic() + 90  # the second process starts from nothing, on a busy machine
-    while not list(cwd.glob("runs/*/*/checkpoints/last.ckpt")) and time.monotonic() < until and not nursery.ended(pid):
+    while not list(cwd.glob("runs/*/*/checkpoints/last.ckpt")) and time.monotonic() < until and not forks.wait(pid):
         time.sleep(0.1)
-    ended = nursery.ended(pid, timeout=60)  # from the first save on, which is just before the fault
+    ended = forks.wait(pid, timeout=60)  # from the first save on, which is just before the fault
     assert ended is not None, "it hangs"
     return ended
 
@@ -65,30 +65,30 @@ RAISED = ["RuntimeError: the original fault"]
         ("raise", 1, 1, [*RAISED, "raised on rank 1 of 2", "error: rank 1 ended with an error (see above)"]),
     ],
 )
-def test_a_rank_dies(kind, rank, status, said, nursery: Nursery, tmp_path: Path) -> None:
-    ended = run_as_a_user(nursery, kind, rank, tmp_path, f"data.num_workers={int(kind == 'kill' and rank == 1)}")
-    assert ended.status == status and all(part in ended.said for part in said), ended.said
+def test_a_rank_dies(kind, rank, status, said, forks: ForkServer, tmp_path: Path) -> None:
+    ended = run_as_a_user(forks, kind, rank, tmp_path, f"data.num_workers={int(kind == 'kill' and rank == 1)}")
+    assert ended.status == status and all(part in ended.output for part in said), ended.output
     if kind == "raise":
-        assert ended.said.count("Traceback") == 1 and "gloo" not in ended.said, ended.said
+        assert ended.output.count("Traceback") == 1 and "gloo" not in ended.output, ended.output
     elif rank == 1:
         go_on = f"resume=runs/language_modeling/{only_run(tmp_path / 'runs').name}"
-        assert go_on in ended.said and "Traceback" not in ended.said, ended.said
+        assert go_on in ended.output and "Traceback" not in ended.output, ended.output
     check_left_whole(tmp_path)
 
 
 @pytest.mark.nightly  # a rank that raises is among the slow ones above, two started by hand are below
-def test_ranks_that_torchrun_started(nursery: Nursery, tmp_path: Path) -> None:
+def test_ranks_that_torchrun_started(forks: ForkServer, tmp_path: Path) -> None:
     patch = "import faulty; faulty.strike('raise', 5, 1)"
-    one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)
+    one, two = run_two(forks, SMALL, cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
-    assert "RuntimeError: the original fault" in two.said and "raised on rank 1 of 2" in two.said
-    assert "error: rank 0: another process of the run ended" in one.said and "Traceback" not in one.said
+    assert "RuntimeError: the original fault" in two.output and "raised on rank 1 of 2" in two.output
+    assert "error: rank 0: another process of the run ended" in one.output and "Traceback" not in one.output
     check_left_whole(tmp_path)
 
 
-def test_no_memory_on_one_rank(nursery: Nursery, tmp_path: Path) -> None:
+def test_no_memory_on_one_rank(forks: ForkServer, tmp_path: Path) -> None:
     patch = "import faulty; faulty.strike('no memory', 5, 1)"
-    one, two = run_two(nursery, SMALL, cwd=tmp_path, patch=patch)
+    one, two = run_two(forks, SMALL, cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
-    assert "error: rank 1: out of memory" in two.said and "Traceback" not in one.said + two.said, two.said
+    assert "error: rank 1: out of memory" in two.output and "Traceback" not in one.output + two.output, two.output
     check_left_whole(tmp_path)

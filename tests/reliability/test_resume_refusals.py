@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fork_server import ForkServer
 from journey import only_run
-from kills import Nursery
 from small import command
 
 from vlm.checkpoint import load as ckpt
@@ -18,11 +18,11 @@ from vlm.checkpoint.file import write
 
 
 @pytest.fixture(scope="module")
-def finished(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(forks: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs of a training that went to its end."""
     cwd = tmp_path_factory.mktemp("finished")
-    ended = nursery.run(command("captioning", "trainer.max_epochs=1"), cwd=cwd)
-    assert ended.status == 0, ended.said
+    ended = forks.run(command("captioning", "trainer.max_epochs=1"), cwd=cwd)
+    assert ended.status == 0, ended.output
     return cwd
 
 
@@ -41,14 +41,14 @@ def change_config(folder: Path, change) -> None:
         write(path, loaded)
 
 
-def refused(nursery: Nursery, cwd: Path, *args: str) -> str:
+def refused(forks: ForkServer, cwd: Path, *args: str) -> str:
     """What is said when a command is refused, having changed nothing."""
     before = listing(cwd)
-    ended = nursery.run(args, cwd=cwd)
-    assert ended.status == 2, ended.said
-    assert "Traceback" not in ended.said
+    ended = forks.run(args, cwd=cwd)
+    assert ended.status == 2, ended.output
+    assert "Traceback" not in ended.output
     assert listing(cwd) == before
-    return ended.said
+    return ended.output
 
 
 def listing(cwd: Path) -> dict[str, int]:
@@ -56,52 +56,52 @@ def listing(cwd: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_data_that_are_not_as_they_were_are_refused(nursery, cwd) -> None:
+def test_data_that_are_not_as_they_were_are_refused(forks, cwd) -> None:
     change_config(only_run(cwd / "runs"), lambda config: config["data"]["source"].update(seed=9))
     path = only_run(cwd / "runs") / "config.yaml"
     own = yaml.safe_load(path.read_text())
     own["data"]["source"]["seed"] = 9
     path.write_text(yaml.safe_dump(own))
-    said = refused(nursery, cwd, "resume=last")
+    said = refused(forks, cwd, "resume=last")
     assert "fingerprint" in said
 
 
 @pytest.mark.slow
-def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(nursery, cwd) -> None:
+def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(forks, cwd) -> None:
     path = only_run(cwd / "runs") / "config.yaml"
     path.write_text(path.read_text().replace("seed: 3\n", "seed: 5\n", 1))
-    said = refused(nursery, cwd, "resume=last")
+    said = refused(forks, cwd, "resume=last")
     assert "another run" in said and "seed=5" in said and "seed=3" in said
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_lies_elsewhere_is_refused(nursery, cwd) -> None:
+def test_a_checkpoint_that_lies_elsewhere_is_refused(forks, cwd) -> None:
     shutil.copy(only_run(cwd / "runs") / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
-    assert "config.yaml" in refused(nursery, cwd, "resume=moved.ckpt")
+    assert "config.yaml" in refused(forks, cwd, "resume=moved.ckpt")
 
 
 @pytest.mark.slow
-def test_a_run_that_still_goes_on_cannot_be_resumed(nursery, tmp_path) -> None:
-    pid = nursery.start(command("language_modeling", "trainer.max_epochs=400", "data.num_workers=1"), cwd=tmp_path)
+def test_a_run_that_still_goes_on_cannot_be_resumed(forks, tmp_path) -> None:
+    pid = forks.start(command("language_modeling", "trainer.max_epochs=400", "data.num_workers=1"), cwd=tmp_path)
     while not list(tmp_path.glob("runs/*/*/checkpoints/best.ckpt")):
-        assert nursery.ended(pid) is None
+        assert forks.wait(pid) is None
         time.sleep(0.05)
-    ended = nursery.run(["resume=last"], cwd=tmp_path)
-    assert ended.status == 2 and "another process" in ended.said, ended.said
+    ended = forks.run(["resume=last"], cwd=tmp_path)
+    assert ended.status == 2 and "another process" in ended.output, ended.output
     os.kill(pid, signal.SIGKILL)
-    assert nursery.ended(pid, 10)
-    assert "at least 1" in refused(nursery, tmp_path, "resume=last", "trainer.max_epochs=0")
+    assert forks.wait(pid, 10)
+    assert "at least 1" in refused(forks, tmp_path, "resume=last", "trainer.max_epochs=0")
     done = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["epoch"]
-    ended = nursery.run(["resume=last", f"trainer.max_epochs={done + 2}"], cwd=tmp_path)
-    assert ended.status == 0, ended.said
-    assert "less than" in refused(nursery, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
+    ended = forks.run(["resume=last", f"trainer.max_epochs={done + 2}"], cwd=tmp_path)
+    assert ended.status == 0, ended.output
+    assert "less than" in refused(forks, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
 
 
 @pytest.mark.slow
-def test_a_run_that_was_moved_goes_on_where_it_is_now(nursery, finished, tmp_path) -> None:
+def test_a_run_that_was_moved_goes_on_where_it_is_now(forks, finished, tmp_path) -> None:
     shutil.copytree(only_run(finished / "runs"), tmp_path / "elsewhere" / "run")
-    ended = nursery.run(["resume=elsewhere/run", "trainer.max_epochs=2"], cwd=tmp_path)
-    assert ended.status == 0, ended.said
+    ended = forks.run(["resume=elsewhere/run", "trainer.max_epochs=2"], cwd=tmp_path)
+    assert ended.status == 0, ended.output
     assert not list((tmp_path / "runs").glob("*/20*"))
     scores = json.loads((tmp_path / "elsewhere" / "run" / "evaluation" / "test" / "metrics.json").read_text())
     assert "test/loss" in scores

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from faulty import strike
+from fork_server import ForkServer
 from journey import only_run
-from kills import Nursery
 from small import command
+from training_faults import strike
 
 from vlm.checkpoint import load as ckpt
 from vlm.errors import UserError
@@ -75,18 +75,18 @@ fetcher.fetch = counted
 
 
 @pytest.mark.slow
-def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(nursery: Nursery, tmp_path: Path) -> None:
+def test_a_save_that_fails_after_a_validation_ends_the_run_and_its_workers(forks: ForkServer, tmp_path: Path) -> None:
     once = ["trainer.val_check_interval=4", "callbacks.checkpoints.every_n_steps=100"]
     pids = {}
     for worker, stuck in STUCK.items():
         (tmp_path / worker).mkdir()
-        pids[worker] = nursery.start([*SMALL, *once], cwd=tmp_path / worker, patch=NO_ROOM % stuck)
+        pids[worker] = forks.start([*SMALL, *once], cwd=tmp_path / worker, patch=NO_ROOM % stuck)
     try:
         for worker, pid in pids.items():
-            ended = nursery.ended(pid, timeout=200)  # most of it for a busy machine to train
+            ended = forks.wait(pid, timeout=200)  # most of it for a busy machine to train
             assert ended is not None, f"{worker}: it hangs"
-            assert ended.status == 1 and "best.ckpt: cannot write the checkpoint (File too large)" in ended.said
-            assert "Traceback" not in ended.said, worker
+            assert ended.status == 1 and "best.ckpt: cannot write the checkpoint (File too large)" in ended.output
+            assert "Traceback" not in ended.output, worker
             with pytest.raises(ProcessLookupError):  # nobody is left of its group
                 os.killpg(pid, 0)
     finally:

@@ -20,11 +20,11 @@ from zlib import crc32
 
 import pytest
 import torch
-from listening import listening
 from PIL import Image
+from predictions import predict_inputs
 from services import CAPTIONER, CASES, client, client_of, predictor_of, service, tiny
+from serving_commands import listening
 from tiny_checkpoints import IMAGES, ROOT
-from used import used
 
 from vlm.cli.main import run
 from vlm.errors import UserError
@@ -38,7 +38,7 @@ PHOTOS = [Path(path).read_bytes() for path in IMAGES]
 @pytest.fixture(scope="module")
 def truth() -> list[dict]:
     """The records of `vlm caption`."""
-    return [vars(text) for text in used(predictor_of(CAPTIONER), IMAGES)]
+    return [vars(text) for text in predict_inputs(predictor_of(CAPTIONER), IMAGES)]
 
 
 def same(results: list[dict], truth: list[dict]) -> bool:
@@ -334,6 +334,6 @@ def test_a_signal_under_load_loses_no_request(served, truth):
 )
 def test_a_request_that_decodes_in_another_way_drops_the_defaults_of_the_first(defaults, asked):
     answer = client(**defaults).post("/predict", json={"image": base64.b64encode(PHOTOS[0]).decode(), **asked})
-    truth = used(predictor_of(CAPTIONER), IMAGES[:1], **asked)
+    truth = predict_inputs(predictor_of(CAPTIONER), IMAGES[:1], **asked)
     assert answer.status_code == 200, answer.text
     assert answer.json()["results"][0]["text"] == truth[0].text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import PATH, USER, saved_chat, shown
+from chats import PATH, USER, image_content, saved_chat
 from hugging import photos
 from image_text import saved_image_text
 from services import CAPTIONER, client, client_of, running, service, tiny
@@ -78,7 +78,7 @@ def test_the_official_client_gets_the_answers_of_python(official: Any, images: s
     truth = vlm.load(images, device="cpu", precision="fp32").chat(sample=False, max_tokens=6, system="be brief")
     messages: list[Any] = [{"role": "system", "content": "be brief"}]
     for question, some in (("what is it?", paths), ("why?", []), ("and 3?", paths[:1])):
-        messages.append({"role": "user", "content": shown(question, *some) if some else question})
+        messages.append({"role": "user", "content": image_content(question, *some) if some else question})
         answer = truth.say(question, *some)
         made = http.chat.completions.create(model=model.id, messages=messages, max_tokens=6, temperature=0)
         choice = made.choices[0]
@@ -213,7 +213,7 @@ def test_conversations_without_a_seed_share_a_batch(words: str, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_many_conversations_at_a_time_are_each_as_alone(images: str, paths: list[str]) -> None:
-    contents = [[{"role": "user", "content": shown(f"what {n}?", *paths[: n % 3])}] for n in range(8)]
+    contents = [[{"role": "user", "content": image_content(f"what {n}?", *paths[: n % 3])}] for n in range(8)]
     bodies = [{"messages": content, "max_tokens": 8, "seed": n // 4} for n, content in enumerate(contents)]
     with client(images) as http, ThreadPoolExecutor(8) as pool:  # all in one event loop, as a server has it
         alone = [http.post(PATH, json=body).json()["choices"] for body in bodies]
@@ -367,7 +367,7 @@ def test_images_keep_their_places_in_any_user_turn(asked: Any, paths: list[str],
         return prompt
 
     monkeypatch.setattr(ChatPredictor, "prepare", prepare_and_note)
-    part, *_ = shown("", paths[0])
+    part, *_ = image_content("", paths[0])
     text = [{"type": "text", "text": word} for word in ("first", "second", "third")]
     messages = [
         {"role": "system", "content": "be brief"},

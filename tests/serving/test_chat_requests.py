@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from chats import PATH, USER, saved_chat, shown
+from chats import PATH, USER, image_content, saved_chat
 from image_text import saved_image_text
 from services import client
 
@@ -39,7 +39,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, list[l
     (photo,) = photos(tmp_path_factory.mktemp("photos"), 1)
     system, answer = {"role": "system", "content": "be brief"}, {"role": "assistant", "content": "a red dog"}
     empty = {"role": "assistant", "content": ""}
-    asked = {"role": "user", "content": shown("what is it?", photo)}
+    asked = {"role": "user", "content": image_content("what is it?", photo)}
     spoken = [[USER], [system, USER], [system, USER, answer, USER], [USER, empty, USER]]
     seen = [[asked], [system, asked, answer, USER]]
     return [(client(str(words)), spoken), (client(str(images)), [*spoken, *seen])]

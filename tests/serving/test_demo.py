@@ -10,8 +10,8 @@ from math import exp
 import numpy as np
 import pytest
 from PIL import Image
+from predictions import predict_inputs
 from tiny_checkpoints import FILES, IMAGES, ROOT, STORY
-from used import used
 
 from vlm.data.images.image import load_image
 from vlm.inference.attention.maps import read_attention
@@ -45,7 +45,7 @@ def test_a_caption_has_its_words_with_bars_and_lights(captioner):
     form = build_form(captioner)
     assert (form.photos, form.texts, form.modes, form.is_streamed) == (1, {}, WRITING, False)
     shown = last(form, photos=[PHOTO])
-    (text,) = used(captioner, [PHOTO])
+    (text,) = predict_inputs(captioner, [PHOTO])
     assert re.findall(r"<b>(\w+)</b>", shown) == text.text.split()
     assert f"confidence {text.confidence:.1%}, log-probability {text.logprob:.2f}" in shown
     assert shown.count('class="v-light"') == len(text.text.split()) == shown.count("tabindex")
@@ -53,7 +53,7 @@ def test_a_caption_has_its_words_with_bars_and_lights(captioner):
 
 
 def test_a_light_is_bright_where_the_model_looked(captioner):
-    (text,) = used(captioner, [PHOTO])
+    (text,) = predict_inputs(captioner, [PHOTO])
     reading = (captioner.model, captioner.tokenizer, captioner.preprocess, captioner.pixels(PHOTO))
     _, weights = read_attention(*reading, text.tokens).words[3]
     corner = np.zeros_like(weights)
@@ -67,7 +67,7 @@ def test_a_light_is_bright_where_the_model_looked(captioner):
 @pytest.mark.slow
 def test_beams_are_listed_and_drawn_as_a_tree(captioner):
     form = build_form(captioner)
-    texts = used(captioner, [PHOTO], beam=3, results=3)[0]
+    texts = predict_inputs(captioner, [PHOTO], beam=3, results=3)[0]
     shown = last(form, photos=[PHOTO], mode="beams", count=3)
     lines = [" ".join(re.findall(r"<b>(\w+)</b>", part)) for part in shown.split('<p class="v-text">')[1:]]
     assert lines == [text.text for text in texts]
@@ -85,36 +85,44 @@ TEXTS = ["a red circle", "a blue cross"]
 PHOTOS = {"photos": [PHOTO]}
 GAP, ASKED = "a [MASK] red circle", "what is left of the cross?"
 CASES = {  # how many photos, texts, other values, and what is shown
-    "classification": (1, {}, PHOTOS, lambda it: used(it, [PHOTO], top=10)[0].top),
+    "classification": (1, {}, PHOTOS, lambda it: predict_inputs(it, [PHOTO], top=10)[0].top),
     "contrastive": (
         *(1, {"label": "\n".join(TEXTS), "prompt": ""}, PHOTOS),
-        lambda it: used(it, [PHOTO], label=TEXTS, top=10)[0].top,
+        lambda it: predict_inputs(it, [PHOTO], label=TEXTS, top=10)[0].top,
     ),
     "detection": (
         *(1, {"find": "red cross; red circle"}, PHOTOS),
-        lambda it: [(one.label, one.score) for one in used(it, [PHOTO], find="red cross; red circle")[0]],
+        lambda it: [(one.label, one.score) for one in predict_inputs(it, [PHOTO], find="red cross; red circle")[0]],
     ),
-    "embedding": (0, {"text": TEXTS[0]}, {}, lambda it: [" ".join(used(it, TEXTS[:1])[0].astype(str))]),
+    "embedding": (0, {"text": TEXTS[0]}, {}, lambda it: [" ".join(predict_inputs(it, TEXTS[:1])[0].astype(str))]),
     "image_questions": (
         *(1, {"question": QUESTION}, PHOTOS),
-        lambda it: [(answer := used(it, [PHOTO], question=QUESTION)[0]).text or "(empty)", exp(answer.logprob)],
+        lambda it: [
+            (answer := predict_inputs(it, [PHOTO], question=QUESTION)[0]).text or "(empty)",
+            exp(answer.logprob),
+        ],
     ),
     "masked_language_modeling": (
         *(0, {"text": GAP}, {}),
-        lambda it: [(one := used(it, [GAP], top=10)[0]).text, *one.gaps[0].items()],
+        lambda it: [(one := predict_inputs(it, [GAP], top=10)[0]).text, *one.gaps[0].items()],
     ),
-    "photo_translation": (1, {"text": TEXTS[0]}, PHOTOS, lambda it: used(it, TEXTS[:1], image=PHOTO)[0].text.split()),
+    "photo_translation": (
+        1,
+        {"text": TEXTS[0]},
+        PHOTOS,
+        lambda it: predict_inputs(it, TEXTS[:1], image=PHOTO)[0].text.split(),
+    ),
     "span_answering": (
         *(0, {"text": STORY, "question": ASKED}, {}),
-        lambda it: [used(it, [STORY], question=ASKED)[0].text or "no answer"],
+        lambda it: [predict_inputs(it, [STORY], question=ASKED)[0].text or "no answer"],
     ),
-    "tagging": (0, {"text": TEXTS[0]}, {}, lambda it: [one.tag for one in used(it, TEXTS[:1])[0]]),
+    "tagging": (0, {"text": TEXTS[0]}, {}, lambda it: [one.tag for one in predict_inputs(it, TEXTS[:1])[0]]),
     "text_classification": (
         *(0, {"text": TEXTS[0], "pair": TEXTS[1]}, {}),
-        lambda it: used(it, TEXTS[:1], pair=TEXTS[1:], top=10)[0].top,
+        lambda it: predict_inputs(it, TEXTS[:1], pair=TEXTS[1:], top=10)[0].top,
     ),
     "text_to_image": (0, {"text": TEXTS[0]}, {}, lambda it: []),  # which the next test looks at
-    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: used(it, TEXTS[:1])[0].text.split()),
+    "translation": (0, {"text": TEXTS[0]}, {}, lambda it: predict_inputs(it, TEXTS[:1])[0].text.split()),
 }
 
 
@@ -144,7 +152,7 @@ def test_drawn_pictures_are_shown_enlarged():
     assert {name: option.value for name, option in form.options.items()} == {"results": 1, "seed": 0}
     shown = last(form, texts={"text": '"red"'}, options={"results": 2, "seed": 3})
     pictures = [Image.open(BytesIO(base64.b64decode(data))) for data in re.findall(r"base64,([^\"]+)", shown)]
-    (truth,) = used(model, ['"red"'], results=2, seed=3)
+    (truth,) = predict_inputs(model, ['"red"'], results=2, seed=3)
     assert [picture.size for picture in pictures] == [(256, 256)] * 2 and shown.count('alt="&quot;red&quot;"') == 2
     small = [picture.resize((32, 32), Image.Resampling.NEAREST) for picture in pictures]
     assert [picture.tobytes() for picture in small] == [picture.tobytes() for picture in truth]
@@ -155,7 +163,7 @@ def test_a_language_model_writes_piece_by_piece():
     form = build_form(model)
     assert form.is_streamed and form.optional == ("text",)
     pieces = list(form.answer(Values(texts={"text": "A large"}, mode="greedy", tokens=16)))
-    (whole,) = used(model, ["A large"], max_tokens=16, sample=False)
+    (whole,) = predict_inputs(model, ["A large"], max_tokens=16, sample=False)
     assert len(pieces) > 8 and html.render_continuation("A large", whole.text) == pieces[-1]
     assert all(one.startswith(html.render_continuation("A large", "").removesuffix("</div>")) for one in pieces)
 

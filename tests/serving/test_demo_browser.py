@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from listening import listening
+from serving_commands import listening
 from tiny_checkpoints import IMAGES, ROOT
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listening import listening
 from pages import answers, join, page_of
+from predictions import predict_inputs
+from serving_commands import listening
 from tiny_checkpoints import FILES, IMAGES, ROOT
-from used import used
 
 from vlm.inference.options import ModelOptions
 from vlm.inference.predictor import load_predictor
@@ -38,7 +38,7 @@ def http():
 def test_a_photo_is_captioned(http):
     model = ModelOptions(checkpoint=CAPTIONER, device="cpu", precision="fp32").load(load_predictor)
     shown = answers(http, PHOTO, *OPTIONS)[-1]
-    assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == used(model, [IMAGES[1]])[0].text
+    assert " ".join(re.findall(r"<b>(\w+)</b>", shown)) == predict_inputs(model, [IMAGES[1]])[0].text
     assert "log-probability" in answers(http, PHOTO, "", "beams", 3, 1.0, 0, 128)[-1]
 
 

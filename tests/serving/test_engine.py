@@ -9,9 +9,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from predictions import predict_inputs
 from services import CAPTIONER, predictor_of, tiny
 from tiny_checkpoints import IMAGES, STORY
-from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import load_image
@@ -44,7 +44,7 @@ def test_each_of_many_clients_gets_its_own_caption(captions, options):
     """Clients come at different times, so that most of their images join a batch that runs."""
     ours = Ours("captioning", **options) if options else captions
     images = [load_image(path) for path in IMAGES]
-    truth = used(ours.predictor, images, **options)
+    truth = predict_inputs(ours.predictor, images, **options)
     pixels = [ours.predictor.pixels(image) for image in images]
 
     def client(number: int) -> list:
@@ -205,7 +205,7 @@ def test_what_stands_beside_an_input_keeps_no_request_apart(monkeypatch):
     go.set()
     answers = [job.answer.result(60) for job in jobs]
     for (text, question), answer in zip(texts, answers, strict=True):
-        assert answer == used(ours.predictor, [text], question=question)[0]
+        assert answer == predict_inputs(ours.predictor, [text], question=question)[0]
     assert max(sizes) > 1
 
 

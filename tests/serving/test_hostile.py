@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from predictions import predict_inputs
 from services import CAPTIONER, client, service, tiny
 from tiny_checkpoints import IMAGES
-from used import used
 
 from vlm.cli.main import run
 from vlm.data.images.image import Preprocess, count_decoded_pixels, load_image
@@ -55,7 +55,7 @@ def test_images_wait_as_the_model_reads_them():
     assert [tuple(one.shape) for one in inputs] == [(3, *size)] and inputs[0].dtype == torch.uint8
     assert ours.reader.budget.used == 0 and body == b""
     answer = client(tiny("classification")).post("/predict", content=PHOTOS[0]).json()["results"]
-    assert answer[0]["name"] == used(ours.predictor, [IMAGES[0]])[0].name
+    assert answer[0]["name"] == predict_inputs(ours.predictor, [IMAGES[0]])[0].name
 
 
 async def read(ours, kind: str, body: bytearray):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from predictions import predict_inputs
 from services import CASES, TEXTS, body_of, client, form_of, predictor_of, tiny
 from tiny_checkpoints import IMAGES
-from used import used
 
 from vlm.inference.options import get_options
 from vlm.inference.tasks import TASKS
@@ -49,7 +49,7 @@ def test_the_cases_are_all_tasks():
 @tasks
 def test_answers_are_those_of_python(task):
     inputs, options = CASES[task]
-    truth, http = used(predictor_of(tiny(task)), inputs, **options), client(tiny(task))
+    truth, http = predict_inputs(predictor_of(tiny(task)), inputs, **options), client(tiny(task))
     for request in ({"json": body_of(task)}, {"files": form_of(task)}):
         answer = http.post("/predict", **request)
         assert answer.status_code == 200, answer.text

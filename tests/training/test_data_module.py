@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
-from captioned import captions, content, picture, refusal
-from classed import lay_out
-from sharded import captioned, classed, write_tar
+from caption_data import captions, content, picture, refusal
+from class_data import lay_out
+from sharded import caption_members, class_members, write_tar
 
 from vlm.data.fields import CaptionField, ImageField, LabelField
 from vlm.data.hold_out import HELD_OUT
@@ -74,8 +74,8 @@ def of_captions(root, **options):
 
 
 def of_shards(root, **options):
-    write_tar(root / "train/0.tar", classed(*["cat", "dog"] * 12))
-    write_tar(root / "val/0.tar", classed("cat", "dog", first=24))
+    write_tar(root / "train/0.tar", class_members(*["cat", "dog"] * 12))
+    write_tar(root / "val/0.tar", class_members("cat", "dog", first=24))
     return data(Shards(root=str(root), needs=("label",)), augment={"erase": 1.0}, **options)
 
 
@@ -255,8 +255,10 @@ def test_the_fingerprint_tells_names_and_what_is_read(tmp_path):
 
 def test_shards_of_captions_and_classes_suit_either_task(tmp_path):
     """Any source goes with any task whose values its records hold."""
-    write_tar(tmp_path / "train/0.tar", captioned(8) | {f"{number:09d}.cls": str(number % 2) for number in range(8)})
-    write_tar(tmp_path / "val/0.tar", classed("0", "1", first=8) | captioned(1, first=20))
+    write_tar(
+        tmp_path / "train/0.tar", caption_members(8) | {f"{number:09d}.cls": str(number % 2) for number in range(8)}
+    )
+    write_tar(tmp_path / "val/0.tar", class_members("0", "1", first=8) | caption_members(1, first=20))
     labelled = data(Shards(root=str(tmp_path), needs=("image", "label")))
     assert everything(labelled.val_dataloader())[0][:2] == ("val/0.tar/8.png", 0)
     assert sorted(label for _, label, _ in everything(labelled.train_dataloader())) == [0] * 4 + [1] * 4

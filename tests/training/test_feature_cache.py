@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from captioned import captions, picture
+from caption_data import captions, picture
 from PIL import Image
 from torch import nn
 

@@ -1,7 +1,7 @@
 """Fixtures of the tests of data sets."""
 
 import pytest
-from captioned import picture
+from caption_data import picture
 
 
 @pytest.fixture

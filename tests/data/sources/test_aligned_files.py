@@ -1,7 +1,7 @@
 """Files whose lines belong together: two of texts, and one of photos."""
 
 import pytest
-from captioned import picture, refusal
+from caption_data import picture, refusal
 
 from vlm.data.records import collect_errors
 from vlm.data.sources.aligned_files import AlignedFiles, AlignedPhotos

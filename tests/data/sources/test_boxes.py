@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from captioned import NO_HOLD_OUT, refusal
+from caption_data import NO_HOLD_OUT, refusal
 from PIL import Image
 
 from vlm.data.boxes import ImageBoxes, LabeledBox

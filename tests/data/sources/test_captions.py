@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from captioned import NO_HOLD_OUT, captions, content, picture, refusal
+from caption_data import NO_HOLD_OUT, captions, content, picture, refusal
 from shared_data import SHARED, needs_shared
 
 from vlm.data.sources.captions import Captions, Coco, Flickr8k

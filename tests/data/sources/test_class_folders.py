@@ -7,8 +7,8 @@ import tarfile
 from collections import Counter
 
 import pytest
-from captioned import content, refusal
-from classed import lay_out, pack, png, tiny
+from caption_data import content, refusal
+from class_data import lay_out, pack, png, tiny
 from shared_data import SHARED, needs_shared
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 

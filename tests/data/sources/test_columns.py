@@ -4,7 +4,7 @@ import json
 import pickle
 
 import pytest
-from captioned import NO_HOLD_OUT, content, picture, png_of, refusal
+from caption_data import NO_HOLD_OUT, content, picture, png_of, refusal
 
 from vlm.data.images.image import ImageError
 from vlm.data.records import NAMES

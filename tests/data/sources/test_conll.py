@@ -4,7 +4,7 @@ import random
 
 import conllu
 import pytest
-from captioned import refusal
+from caption_data import refusal
 
 from vlm.data.sources.conll import Conll
 

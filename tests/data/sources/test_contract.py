@@ -17,8 +17,8 @@ from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import pytest
-from captioned import NO_HOLD_OUT, picture, refusal
-from easy import draw_easy_vqa, easy_questions
+from caption_data import NO_HOLD_OUT, picture, refusal
+from easy_vqa_data import draw_easy_vqa, easy_questions
 
 from vlm.config.build import check
 from vlm.data import shapes, sources

@@ -1,7 +1,7 @@
 """Quoting of CSV and TSV files: compared with plain splitting, and with pyarrow's reader of quoted cells."""
 
 import pytest
-from captioned import NO_HOLD_OUT, picture, refusal
+from caption_data import NO_HOLD_OUT, picture, refusal
 from pyarrow import csv as arrow
 
 from vlm.cli.data_commands import check_data

@@ -1,7 +1,7 @@
 """Flickr8k in several languages: a small one made here, and the real one where it is."""
 
 import pytest
-from captioned import content, refusal
+from caption_data import content, refusal
 from flickr import draw_flickr8k, translate_flickr8k
 from shared_data import SHARED, needs_shared
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from captioned import NO_HOLD_OUT, picture
+from caption_data import NO_HOLD_OUT, picture
 
 from vlm.data.records import Preference
 from vlm.data.sources.preferences import PreferenceTable

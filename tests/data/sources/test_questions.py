@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from captioned import NO_HOLD_OUT, png_of, refusal
-from easy import draw_easy_vqa
+from caption_data import NO_HOLD_OUT, png_of, refusal
+from easy_vqa_data import draw_easy_vqa
 
 from vlm.data.records import Question, select_last_questions
 from vlm.data.sources.questions import Conversations, EasyVQA, QuestionTable

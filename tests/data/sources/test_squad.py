@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from captioned import refusal
+from caption_data import refusal
 
 from vlm.data.sources.squad import Squad
 

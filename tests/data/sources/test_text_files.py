@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from captioned import refusal
+from caption_data import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_data import SHARED, needs_shared

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from captioned import NO_HOLD_OUT, refusal
-from classed import pack
+from caption_data import NO_HOLD_OUT, refusal
+from class_data import pack
 from shared_data import SHARED, needs_shared
 
 from vlm.data.sources.class_folders import TextFolders

@@ -7,7 +7,7 @@ from hashlib import md5
 
 import numpy as np
 import pytest
-from captioned import refusal
+from caption_data import refusal
 from torchvision import datasets
 
 from vlm.data.sources.torchvision_sets import SETS, TorchvisionSet

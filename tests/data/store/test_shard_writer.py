@@ -6,8 +6,8 @@ import os
 import tarfile
 
 import pytest
-from captioned import captions, content, picture
-from classed import lay_out, pack
+from caption_data import captions, content, picture
+from class_data import lay_out, pack
 
 from vlm.data.records import SplitSubset
 from vlm.data.shapes.scene_labels import ShapeClasses

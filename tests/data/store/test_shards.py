@@ -8,9 +8,9 @@ import tarfile
 from functools import partial
 
 import pytest
-from captioned import content, refusal
-from classed import png
-from sharded import captioned, classed, write_tar
+from caption_data import content, refusal
+from class_data import png
+from sharded import caption_members, class_members, write_tar
 
 from vlm.data.images.image import ImageError, load_image
 from vlm.data.records import collect_errors
@@ -25,16 +25,16 @@ def shards(root, **options):
 
 
 def splits_of(root):
-    write_tar(root / "train" / "000000.tar", captioned(4))
-    write_tar(root / "train" / "000001.tar", captioned(3, first=4))
-    write_tar(root / "val" / "000000.tar", captioned(2, first=7))
+    write_tar(root / "train" / "000000.tar", caption_members(4))
+    write_tar(root / "train" / "000001.tar", caption_members(3, first=4))
+    write_tar(root / "val" / "000000.tar", caption_members(2, first=7))
     return root
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_reads_what_the_standard_library_reads(tmp_path, form):
     long = "/".join(["long" * 20] * 2)
-    path = write_tar(tmp_path / "a.tar", captioned(5) | {f"{long}.png": png(9), f"{long}.txt": "x"}, form)
+    path = write_tar(tmp_path / "a.tar", caption_members(5) | {f"{long}.png": png(9), f"{long}.txt": "x"}, form)
     records = list(shards(tmp_path).split("train").records())
     with tarfile.open(path) as archive:
         truth = {member.name: archive.extractfile(member).read() for member in archive}
@@ -55,10 +55,10 @@ def test_splits_are_folders_and_names_do_not_change_where_the_data_move(tmp_path
 
 def test_splits_are_drawn_by_name_where_nothing_says_them(tmp_path):
     shares = {"val_fraction": 0.2, "test_fraction": 0.2}
-    write_tar(tmp_path / "0.tar", captioned(200))
+    write_tar(tmp_path / "0.tar", caption_members(200))
     before = content(shards(tmp_path, **shares))
     assert all(15 < len(before[name]) < 65 for name in ("val", "test")) and sum(map(len, before.values())) == 200
-    write_tar(tmp_path / "1.tar", captioned(100, first=200))
+    write_tar(tmp_path / "1.tar", caption_members(100, first=200))
     after = content(shards(tmp_path, **shares))
     assert all(before[name].items() <= after[name].items() for name in before)
 
@@ -105,7 +105,7 @@ def test_captions_come_from_lists_then_metadata_then_lines(tmp_path):
 
 def test_what_cannot_be_used_is_told(tmp_path):
     members = {
-        **captioned(2),
+        **caption_members(2),
         **{"x.png": png(), "y.txt": "no image", "z.a.png": png(), "w.jpg": png(), "w.png": png(), "w.txt": "w"},
         **{"v.png": png(), "v.txt": b"\xff", "u.png": png(), "u.txt": b"a" * (2**20 + 1), "readme.md": "x"},
     }
@@ -120,13 +120,13 @@ def test_what_cannot_be_used_is_told(tmp_path):
 
 
 def test_the_index_is_made_once_where_it_may_be_left_and_anew_for_another_tar(tmp_path, monkeypatch):
-    path = write_tar(tmp_path / "0.tar", captioned(3))
+    path = write_tar(tmp_path / "0.tar", caption_members(3))
     index = tmp_path / ("0.tar" + SUFFIX)
     first = content(shards(tmp_path, write_index=False))
     assert os.listdir(tmp_path) == ["0.tar"] and content(shards(tmp_path)) == first
     stamp = index.stat().st_mtime_ns
     assert content(shards(tmp_path)) == first and index.stat().st_mtime_ns == stamp
-    write_tar(path, captioned(3, first=5))  # of the same size, but newer
+    write_tar(path, caption_members(3, first=5))  # of the same size, but newer
     os.utime(path, ns=(stamp + 1, stamp + 1))
     assert list(content(shards(tmp_path))["train"].values()) == [[f"caption {n}"] for n in (5, 6, 7)]
     index.unlink()
@@ -140,7 +140,7 @@ def signed(line, rest, **change):
 
 
 def test_a_damaged_index_is_made_anew(tmp_path):
-    path = write_tar(tmp_path / "0.tar", captioned(3))
+    path = write_tar(tmp_path / "0.tar", caption_members(3))
     size = path.stat().st_size
     whole = build_index(str(path)).to_bytes()
     line, _, rest = whole.partition(b"\n")
@@ -202,8 +202,8 @@ def test_headers_that_ask_for_too_much_are_refused(tmp_path, make):
 
 
 def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
-    whole = write_tar(tmp_path / "0.tar", captioned(3)).read_bytes()
-    write_tar(tmp_path / "1.tar", captioned(3, first=3))
+    whole = write_tar(tmp_path / "0.tar", caption_members(3)).read_bytes()
+    write_tar(tmp_path / "1.tar", caption_members(3, first=3))
     for end in (600, len(whole) - 10240 + 200):  # tests/data/sources/test_class_folders.py has all places
         (tmp_path / "0.tar").write_bytes(whole[:end])
         assert "0.tar: cannot be read as a tar" in refusal(shards, tmp_path)
@@ -213,7 +213,7 @@ def test_a_shard_that_is_not_whole_is_refused_or_told(tmp_path):
 
 
 def test_an_image_that_cannot_be_read_is_named(tmp_path):
-    path = write_tar(tmp_path / "0.tar", captioned(2) | {"bad.png": b"no image", "bad.txt": "bad"})
+    path = write_tar(tmp_path / "0.tar", caption_members(2) | {"bad.png": b"no image", "bad.txt": "bad"})
     *_, last, bad = shards(tmp_path).split("train").records()
     with pytest.raises(ImageError, match=rf"^{path}/bad\.png: damaged"):
         bad.image()
@@ -261,7 +261,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, text):
 
 
 def of_classes(root, *labels, **options):
-    write_tar(root / "0.tar", classed(*labels))
+    write_tar(root / "0.tar", class_members(*labels))
     return shards(root, needs=("label",), **options)
 
 
@@ -286,5 +286,5 @@ def test_each_class_keeps_its_share(tmp_path):
 def test_refusals_of_classes(tmp_path):
     assert "1 classes" in refusal(of_classes, tmp_path / "a", "x", "x")
     assert "100,000" in refusal(of_classes, tmp_path / "b", "999999", "1")
-    write_tar(tmp_path / "d" / "0.tar", classed("z", first=7))
+    write_tar(tmp_path / "d" / "0.tar", class_members("z", first=7))
     assert "has class 'z'" in refusal(of_classes, tmp_path, "a", "b", path="0.tar", val_path="d/0.tar")

@@ -5,8 +5,8 @@ import sys
 
 import fsspec
 import pytest
-from captioned import content, refusal
-from sharded import captioned, write_tar
+from caption_data import content, refusal
+from sharded import caption_members, write_tar
 
 from vlm.data.sources.shards import Shards
 from vlm.data.store import storage
@@ -20,7 +20,7 @@ def store(tmp_path):
     """The same shards on disk and in memory."""
     fs = fsspec.filesystem("memory")
     for name, first in (("train/0.tar", 0), ("train/1.tar", 4), ("val/0.tar", 8)):
-        path = write_tar(tmp_path / name, captioned(4, first=first))
+        path = write_tar(tmp_path / name, caption_members(4, first=first))
         fs.pipe_file(f"/bucket/set/{name}", path.read_bytes())
     yield fs
     fs.rm("/bucket", recursive=True)

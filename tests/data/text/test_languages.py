@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from captioned import refusal
+from caption_data import refusal
 from rows import RowSource, open_fields
 
 from vlm.checkpoint.pretrained_tokenizer import PretrainedTokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from hugging import TEXTS, byte_pairs, word_pieces
+from text_lines import varied_lines
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-from varied import varied_lines
 
 from vlm.data.text.hugging_face import make_tokenizer_files, read_tokenizer
 from vlm.data.text.library import PATTERNS, JsonTokenizer

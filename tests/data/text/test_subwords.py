@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from shared_data import SHARED, needs_shared
+from text_lines import varied_lines
 from transformers import BertTokenizer, GPT2Tokenizer
-from varied import varied_lines
 
 from vlm.data.text.hugging_face import read_tokenizer
 from vlm.data.text.subwords import BytePairTokenizer, WordPieceTokenizer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from hugging import ENCODERS, photos, saved, saved_bert
+from hugging import ENCODERS, photos, save_parts, saved_bert
 from PIL import Image
 from timm.models import save_for_hf
 from tiny_checkpoints import FILES, IMAGES
@@ -80,7 +80,7 @@ def test_vectors_of_texts_are_the_pooled_states_of_transformers(tmp_path, files,
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["vit", "clip_vision", "siglip"])
 def test_vectors_of_images_are_the_class_token_or_the_mean(tmp_path, name):
-    theirs, _ = saved(tmp_path / "theirs", ENCODERS[name]())
+    theirs, _ = save_parts(tmp_path / "theirs", ENCODERS[name]())
     ours, paths = load(tmp_path / "theirs"), photos(tmp_path / "photos")
     pixels = torch.stack([ours._predictor.pixels(Image.open(path)) for path in paths])
     states = theirs(pixel_values=ours._predictor.preprocess.normalize(pixels)).last_hidden_state
@@ -277,10 +277,10 @@ def test_a_folder_of_timm_that_cannot_be_used_is_a_line(tmp_path, change, line):
 
 def test_an_encoder_of_images_is_served(tmp_path):
     pytest.importorskip("fastapi")
-    from services import client, sent
+    from services import client, encode_file
 
-    saved(tmp_path, ENCODERS["vit"]())
-    answer = client(str(tmp_path)).post("/predict", json={"images": [sent(IMAGES[0])], "pooling": "mean"})
+    save_parts(tmp_path, ENCODERS["vit"]())
+    answer = client(str(tmp_path)).post("/predict", json={"images": [encode_file(IMAGES[0])], "pooling": "mean"})
     assert answer.status_code == 200, answer.text
     truth = load(tmp_path).embed(IMAGES[0], pooling="mean")
     np.testing.assert_allclose(answer.json()["results"][0], truth, rtol=0, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from journey import interrupt_at, only_run, same_weights
-from small import TASKS, accumulated, command
+from small import TASKS, accumulation_options, command
 
 from vlm.cli.main import run as vlm
 from vlm.config.compose import compose
@@ -70,7 +70,7 @@ def test_the_loss_of_classes_is_that_of_two_passes(tmp_path: Path, name: str, te
 def test_a_resumed_run_ends_as_one_without_interruption_and_is_evaluated(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = command(name, "task.consistency=2.5", "trainer.max_epochs=2", *accumulated(name))
+    options = command(name, "task.consistency=2.5", "trainer.max_epochs=2", *accumulation_options(name))
     assert main([*options, f"runs={tmp_path / 'whole'}"]) == 0
     with monkeypatch.context() as patch:
         interrupt_at(3, signal.SIGTERM, patch)

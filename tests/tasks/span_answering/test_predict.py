@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bert import copied
+from bert import copy_weights
 from transformers import BertConfig, BertForQuestionAnswering
 
 from vlm.data.text.inputs import EncodedSample, Input, input_rows
@@ -35,7 +35,7 @@ def models(scramble):
     theirs = scramble(BertForQuestionAnswering(config))
     options = {"pre_norm": False, "embed_norm": True, "token_types": 2, "norm_eps": 1e-12}
     encoder = TextEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=DEPTH, num_heads=N, **options)
-    ours = TokenClassifier(encoder=copied(encoder, theirs.bert), num_classes=2)
+    ours = TokenClassifier(encoder=copy_weights(encoder, theirs.bert), num_classes=2)
     ours.head.load_state_dict(theirs.qa_outputs.state_dict())
     return theirs, ours.eval()
 

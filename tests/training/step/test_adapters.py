@@ -8,7 +8,7 @@ from io import StringIO
 
 import pytest
 import torch
-from hugging import ENCODERS, photos, saved, saved_bert, saved_captioner
+from hugging import ENCODERS, photos, save_parts, saved_bert, saved_captioner
 from small import COMMON
 from transformers import BertModel
 
@@ -191,7 +191,7 @@ def test_resume_is_exact(folder, trained, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_weights_that_no_base_has_learn_whole_and_are_kept(tmp_path):
-    saved(tmp_path / "theirs", ENCODERS["vit"]())
+    save_parts(tmp_path / "theirs", ENCODERS["vit"]())
     scenes = [text for text in SHORT if not text.startswith(("task.", "data.max_len"))]
     options = [*COMMON, *scenes, *LORA, "model=pretrained", f"model.path={tmp_path / 'theirs'}", "task=classification"]
     assert main([*options, "data.source.image_size=32", f"runs={tmp_path / 'runs'}"]) == 0

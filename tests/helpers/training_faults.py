@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kills import Ended, Nursery
+from fork_server import ForkServer, ProcessResult
 from trainings import ddp, places_of
 
 if TYPE_CHECKING:
@@ -23,10 +23,12 @@ DDP = ddp(2)
 EXACT = ["model.size.dropout=0", "trainer.max_epochs=2"]  # what one process and two can do alike
 
 
-def run_two(nursery: Nursery, args: Sequence[str], *, cwd: Path, patch: str = "", timeout: float = 60) -> list[Ended]:
+def run_two(
+    forks: ForkServer, args: Sequence[str], *, cwd: Path, patch: str = "", timeout: float = 60
+) -> list[ProcessResult]:
     """Runs a training in two processes as torchrun would start them; how each ended within the time."""
-    pids = [nursery.start(args, cwd=cwd, env=env, patch=patch) for env in places_of(2)]
-    ended = [nursery.ended(pid, timeout=timeout) for pid in pids]
+    pids = [forks.start(args, cwd=cwd, env=env, patch=patch) for env in places_of(2)]
+    ended = [forks.wait(pid, timeout=timeout) for pid in pids]
     for pid, end in zip(pids, ended, strict=True):
         if end is None:
             os.kill(pid, signal.SIGKILL)

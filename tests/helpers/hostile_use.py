@@ -1,6 +1,6 @@
 """Uses hostile files in a process that is watched, and prints what each of them did, a line of JSON each.
 
-Run as `python watched.py FOLDER`: FOLDER is where the files are made, and the only place that may be written to.
+Run as `python hostile_use.py FOLDER`: FOLDER is where the files are made, and the only place that may be written to.
 """
 
 import contextlib
@@ -142,13 +142,13 @@ def main():
     signal.signal(signal.SIGALRM, too_long)
     sys.addaudithook(watch)
 
-    def captioned(path):
+    def caption_command(path):
         return lambda: cli.run([*files.CAPTION, str(path), "--device", "cpu"])
 
-    used("good", captioned(good))
+    used("good", caption_command(good))
     used("good info", lambda: cli.run(["info", "-c", good]))
     for name in files.CHECKPOINTS:
-        used(f"caption {name}", captioned(paths["checkpoint", name]))
+        used(f"caption {name}", caption_command(paths["checkpoint", name]))
     for name in INFO:
         used(f"info {name}", lambda name=name: cli.run(["info", "-c", str(paths["checkpoint", name])]))
     for name in files.CONFIGS:
@@ -162,7 +162,7 @@ def main():
         root = made / "pipes" if "pipe" in name else made
         own = ["data=coco", f"data.root={root}", f"data.path={paths['coco', name]}", "tokenizer=bytes"]
         used(f"coco {name}", lambda own=own: train([*data, *own]))
-    used("tar", lambda: listed(made / "hostile.tar"))
+    used("tar", lambda: read_tar(made / "hostile.tar"))
     own = ["task=classification", "data=image_tar", f"data.path={made / 'huge.tar'}"]
     used("tar huge", lambda: train([*data, *own]))
     vit = ["task=classification", "model/encoder=vit", "data.source.train_scenes=8", "data.source.val_scenes=8"]
@@ -211,7 +211,7 @@ def header(content, length=None):
     return b"VLMTOKEN" + struct.pack("<II", 1, len(data) if length is None else length) + data.ljust(5000)
 
 
-def told(dtype, count):
+def token_header(dtype, count):
     rest = '"documents": 1, "words": 1, "bytes": 1, "digest": "0"'
     return f'{{"tokenizer": "0", "dtype": "{dtype}", "tokens": {count}, {rest}}}'
 
@@ -220,9 +220,9 @@ TOKENS = {
     "of another magic": b"EVILTOKN" + bytes(5000),
     "of a giant header": header("", 2**32 - 1),
     "of no JSON": header("[" * 4000),
-    "of negative count": header(told("<u2", -2048)),
-    "of wrong count": header(told("<u2", 10**15)),
-    "of objects": header(told("|O", 10)),
+    "of negative count": header(token_header("<u2", -2048)),
+    "of wrong count": header(token_header("<u2", 10**15)),
+    "of objects": header(token_header("|O", 10)),
 }
 
 
@@ -238,7 +238,7 @@ def told_of(use):
     return 0
 
 
-def listed(path):
+def read_tar(path):
     """Every image of a tar, in memory."""
     from vlm.data.sources.class_folders import ClassFolders
 

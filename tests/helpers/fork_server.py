@@ -25,14 +25,14 @@ PRELOADED += ["vlm.data.sources.captions", "vlm.data.text.text_field", "torch._d
 
 
 @dataclass
-class Ended:
-    """How a process ended: its exit status, or minus the signal that killed it, and what it printed."""
+class ProcessResult:
+    """The exit status of a process, or minus the signal that killed it, and what it printed."""
 
     status: int
-    said: str
+    output: str
 
 
-class Nursery:
+class ForkServer:
     """The process that trainings are forked from."""
 
     def __init__(self) -> None:
@@ -64,19 +64,19 @@ class Nursery:
         self._logs[pid] = log
         return pid
 
-    def ended(self, pid: int, timeout: float = 0) -> Ended | None:
-        """How a process ended; None if it has not within the time."""
+    def wait(self, pid: int, timeout: float = 0) -> ProcessResult | None:
+        """Returns the result of a process, or None if it is still running after the time."""
         end = time.monotonic() + timeout
         while (status := self._ask({"do": "look", "pid": pid})["status"]) is None:
             if time.monotonic() >= end:
                 return None
             time.sleep(0.02)
         log = self._logs[pid]
-        return Ended(status, log.read_text(errors="replace") if log.is_file() else "")
+        return ProcessResult(status, log.read_text(errors="replace") if log.is_file() else "")
 
-    def run(self, args: Sequence[str], **options: Any) -> Ended:
+    def run(self, args: Sequence[str], **options: Any) -> ProcessResult:
         """Runs `train.py` to its end."""
-        ended = self.ended(self.start(args, **options), timeout=120)
+        ended = self.wait(self.start(args, **options), timeout=120)
         assert ended is not None, "it hangs"
         return ended
 
@@ -101,14 +101,14 @@ def main() -> None:
         order = json.loads(line)
         answer: dict[str, Any] = {"ready": True}
         if order["do"] == "start":
-            ready, begun = os.pipe()
+            ready, started_pipe = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.setsid()
                 os.close(ready)
-                os.close(begun)
+                os.close(started_pipe)
                 train(order)
-            os.close(begun)
+            os.close(started_pipe)
             os.read(ready, 1)  # nothing comes: it is closed once there is a group that can be killed
             os.close(ready)
             answer = {"pid": pid}

@@ -7,6 +7,6 @@ from vlm.inference.predictor import Predictor
 from vlm.inference.use import predict_answers
 
 
-def used(predictor: Predictor, inputs: Any, **values: Any) -> list[Any]:
+def predict_inputs(predictor: Predictor, inputs: Any, **values: Any) -> list[Any]:
     several, _ = predictor.arguments.from_python(inputs)
     return predict_answers(predictor, several, build_options(predictor.options, values, use="this"))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from captioned import picture
+from caption_data import picture
 
 COLORS = ("red", "blue")
 

@@ -1,8 +1,8 @@
-"""The names under which `watched.py` tells of what it used, and which of these are refused."""
+"""The names under which `hostile_use.py` tells of what it used, and which of these are refused."""
 
 from hostile_data import COCO, FOLDERS
 from hostile_files import CHECKPOINTS, CONFIGS
-from watched import CONFIG_FILES, INFO, TOKENS
+from hostile_use import CONFIG_FILES, INFO, TOKENS
 
 # Files whose images, and not their own content, are at fault: what can be read of them is used first.
 FAILING = {"coco names a device", "coco names a pipe", "coco names files above"}
