@@ -63,16 +63,16 @@ def _imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield (full if full in NAMES else node.module or "", outside)
 
 
-def within(name: str, *packages: str) -> bool:
+def is_within(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def level(name: str) -> int:
     """Floor of a module; train.py stands above all."""
-    return next((place for package, place in LEVELS.items() if within(name, package)), len(FLOORS))
+    return next((place for package, place in LEVELS.items() if is_within(name, package)), len(FLOORS))
 
 
-def reached(*starts: str) -> set[str]:
+def reachable_modules(*starts: str) -> set[str]:
     """The modules that some import, directly or through others, as they are themselves imported."""
     waiting, seen = [*starts], set[str]()
     while waiting:
@@ -83,7 +83,7 @@ def reached(*starts: str) -> set[str]:
 
 
 # What using a model imports.
-USING = sorted(reached("vlm.inference.predictor", *(name for name in NAMES if name.endswith(".predict"))))
+USING = sorted(reachable_modules("vlm.inference.predictor", *(name for name in NAMES if name.endswith(".predict"))))
 
 
 def test_the_files_are_found():
@@ -98,7 +98,7 @@ def test_the_top_floor_holds_few_modules():
 
 
 def goes_one_way(name):
-    ours = {module for module, _ in imports(NAMES[name]) if within(module, "vlm")} - {name, *BASE}
+    ours = {module for module, _ in imports(NAMES[name]) if is_within(module, "vlm")} - {name, *BASE}
     if name in BASE:
         return ours <= ({"vlm.api"} if name == "vlm" else set())
     return all(level(module) <= level(name) for module in ours)
@@ -134,8 +134,8 @@ def test_using_a_model_needs_few_libraries():
 
 @pytest.mark.parametrize("library", ["hydra", "omegaconf"])
 def test_few_files_know_hydra(library):
-    knowing = {module_name(path) for path in FILES if any(within(found, library) for found, _ in imports(path))}
-    assert not {name for name in knowing if not within(name, "vlm.config", "vlm.cli", "train")}
+    knowing = {module_name(path) for path in FILES if any(is_within(found, library) for found, _ in imports(path))}
+    assert not {name for name in knowing if not is_within(name, "vlm.config", "vlm.cli", "train")}
 
 
 PACKAGES = [path for path in FILES if path.name == "__init__.py" and path.parent != ROOT / "vlm"]

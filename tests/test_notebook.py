@@ -7,7 +7,7 @@ import pytest
 NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "quickstart.ipynb"
 
 
-def shown(notebook, kind: str) -> list[str]:
+def list_shown(notebook, kind: str) -> list[str]:
     """What its cells show as their values, of a MIME type."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return [output["data"][kind] for output in outputs if kind in output.get("data", {})]
@@ -19,7 +19,7 @@ def test_the_quickstart_runs() -> None:
     client = pytest.importorskip("nbclient").NotebookClient
     stored, notebook = (pytest.importorskip("nbformat").read(NOTEBOOK, 4) for _ in range(2))
     client(notebook, timeout=1800, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
-    assert len(shown(notebook, "image/png")) == len(shown(stored, "image/png")) == 2
-    first, *_, last = (shown(notebook, "text/plain")[at] for at in (1, 3, -1))
+    assert len(list_shown(notebook, "image/png")) == len(list_shown(stored, "image/png")) == 2
+    first, *_, last = (list_shown(notebook, "text/plain")[at] for at in (1, 3, -1))
     assert "'a large red circle'" in first and "'cider'" in last
-    assert last == shown(stored, "text/plain")[-1]
+    assert last == list_shown(stored, "text/plain")[-1]

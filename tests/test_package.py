@@ -55,14 +55,14 @@ def _serve_and_show(place: Path, empty: Path) -> None:
     if find_spec("fastapi"):
         line = run("vlm", "caption", image, "-c", captioner, "--device", "cpu", cwd=empty, path=place)
         with listening("serve", "-c", captioner, package=place, cwd=empty) as (_, port):
-            answer = json.loads(asked(port, "POST", "/predict", Path(image).read_bytes()))
+            answer = json.loads(send_request(port, "POST", "/predict", Path(image).read_bytes()))
         assert line == f"{image}\t{answer['results'][0]['text']}\n"
     if find_spec("gradio"):
         with listening("demo", "-c", "last", package=place, cwd=empty) as (_, port):
-            assert '"title":"vlm: captioning"' in asked(port, "GET", "/")
+            assert '"title":"vlm: captioning"' in send_request(port, "GET", "/")
 
 
-def asked(port: int, method: str, path: str, body: bytes | None = None) -> str:
+def send_request(port: int, method: str, path: str, body: bytes | None = None) -> str:
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, body, {"Content-Type": "image/png"} if body else {})
     answer = connection.getresponse()

@@ -29,7 +29,7 @@ SPEC = {
 }
 
 
-def saved(spec=SPEC, model=None, **extra):
+def make_checkpoint(spec=SPEC, model=None, **extra):
     """A checkpoint of a model, as training writes it."""
     model = rebuild(spec) if model is None else model
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -38,7 +38,7 @@ def saved(spec=SPEC, model=None, **extra):
 
 @pytest.fixture
 def checkpoint(scramble):
-    return saved(model=scramble(rebuild(SPEC)))
+    return make_checkpoint(model=scramble(rebuild(SPEC)))
 
 
 @pytest.fixture
@@ -48,11 +48,11 @@ def path(tmp_path, checkpoint):
     return path
 
 
-def same(a, b):
+def is_same(a, b):
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
     return a == b
 
 
@@ -60,8 +60,8 @@ def same(a, b):
 
 
 def test_what_is_written_is_read(path, checkpoint):
-    assert same(ckpt.read(path), checkpoint)
-    assert same(ckpt.read(str(path)), checkpoint)
+    assert is_same(ckpt.read(path), checkpoint)
+    assert is_same(ckpt.read(str(path)), checkpoint)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert os.listdir(path.parent) == ["last.ckpt"]
 
@@ -73,12 +73,12 @@ def test_a_model_is_rebuilt_with_its_weights_without_draws_or_copies(path, check
     assert isinstance(model, VisionLanguageModel) and not model.training
     held = {tensor.data_ptr() for tensor in whole["state_dict"].values()}
     assert {tensor.data_ptr() for tensor in model.state_dict().values()} <= held
-    assert same({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, checkpoint["state_dict"])
+    assert is_same({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, checkpoint["state_dict"])
 
 
 def test_weights_of_fewer_bits_are_loaded_as_the_model_has_them(tmp_path, scramble):
     model = scramble(rebuild(SPEC))
-    write(tmp_path / "model.ckpt", saved(model=copy.deepcopy(model).bfloat16()))
+    write(tmp_path / "model.ckpt", make_checkpoint(model=copy.deepcopy(model).bfloat16()))
     for name, tensor in ckpt.load_model(ckpt.read(tmp_path / "model.ckpt")).state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name].bfloat16().float())
 
@@ -95,7 +95,7 @@ def test_moving_averages_stand_before_weights_and_counters_stay():
 
 def test_a_model_with_batch_norm_is_rebuilt_from_its_moving_average():
     spec = {"name": "TimmEncoder", "args": {"name": "resnet10t", "dim": 4, "image_size": 32}}
-    whole = saved(spec)
+    whole = make_checkpoint(spec)
     whole["ema"] = {name: t + 1 for name, t in whole["state_dict"].items() if t.is_floating_point()}
     assert torch.equal(ckpt.load_model(whole).proj.bias, whole["ema"]["model.proj.bias"])
 
@@ -110,11 +110,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, checkpoint, m
 
     monkeypatch.setattr(module, step, fail)
     with pytest.raises((UserError, KeyboardInterrupt)) as caught:
-        write(path, saved(epoch=99))
+        write(path, make_checkpoint(epoch=99))
     if module is os:
         assert re.search(r"last\.ckpt: cannot write .*No space left on device.*free space", str(caught.value))
         assert caught.value.status == 1
-    assert same(ckpt.read(path), checkpoint)
+    assert is_same(ckpt.read(path), checkpoint)
     assert os.listdir(path.parent) == ["last.ckpt"]
 
 
@@ -132,7 +132,7 @@ def write_without_end(path, pipe):
         time.sleep(60)
 
     os.fsync = hang
-    write(path, saved(epoch=99))
+    write(path, make_checkpoint(epoch=99))
 
 
 def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpoint):
@@ -143,8 +143,8 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old_file_whole(path, checkpo
     assert ours.poll(30)
     child.kill()
     child.join()
-    assert same(ckpt.read(path), checkpoint)
-    write(path, saved(epoch=100))  # which clears away what the killed process left
+    assert is_same(ckpt.read(path), checkpoint)
+    write(path, make_checkpoint(epoch=100))  # which clears away what the killed process left
     assert os.listdir(path.parent) == ["last.ckpt"]
     assert ckpt.read(path)["epoch"] == 100
 
@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_in_weights_and_elsewhere_found_or_harmless(path,
         data[place] ^= 1 << int(rng.integers(8))
         (tmp_path / "broken.ckpt").write_bytes(data)
         try:
-            assert same(ckpt.read(tmp_path / "broken.ckpt"), checkpoint)  # in padding, or in a date
+            assert is_same(ckpt.read(tmp_path / "broken.ckpt"), checkpoint)  # in padding, or in a date
         except UserError as fault:
             found += 1
             assert place not in weights or "broken.ckpt: is damaged" in str(fault)
@@ -181,7 +181,7 @@ def test_a_truncated_file_is_refused(path, share):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("part", ["state_dict", "ema"])
 def test_weights_that_are_not_finite_are_refused_by_their_name(value, part, tmp_path):
-    content = saved()
+    content = make_checkpoint()
     content[part] = content.get(part, {}) | {"model.decoder.norm.weight": torch.full((8,), value)}
     torch.save(content, tmp_path / "model.ckpt")
     with pytest.raises(UserError, match=r"model\.ckpt: its weights are not finite .*\(model\.decoder\.norm\.weight\)"):
@@ -192,7 +192,7 @@ def test_an_average_has_the_mean_weights_for_inference(path, checkpoint, scrambl
     """Those of a moving average, where there is one."""
     other, third = (scramble(rebuild(SPEC)).state_dict() for _ in range(2))
     averaged = {f"model.{name}": tensor for name, tensor in third.items()}
-    write(tmp_path / "other.ckpt", saved(model=rebuild(SPEC), ema=averaged))
+    write(tmp_path / "other.ckpt", make_checkpoint(model=rebuild(SPEC), ema=averaged))
     state = {f"model.{name}": tensor for name, tensor in other.items()}
     write(tmp_path / "third.ckpt", checkpoint | {"state_dict": state, "vlm": {"model": SPEC, "scores": {"loss": 1.0}}})
     places = [str(path), str(tmp_path / "other.ckpt"), str(tmp_path / "third.ckpt")]

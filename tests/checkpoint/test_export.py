@@ -290,17 +290,17 @@ def test_numbers_that_torch_cannot_sum_are_read_or_refused_in_a_line(tmp_path: P
     assert command(["export", str(out), "-c", str(path), "--to", "safetensors"]) == 0
     tensors = load_file(out / "model.safetensors")
 
-    def filled(bits: int, dtype: torch.dtype) -> Path:
+    def write_filled(bits: int, dtype: torch.dtype) -> Path:
         numbers = torch.full(tensors[name].shape, bits, dtype=torch.uint8).view(dtype)
         save_file(tensors | {name: numbers}, out / "model.safetensors")
         return out
 
-    ones = load_model(read(filled(0x38, torch.float8_e4m3fn))).encoder.norm.bias
+    ones = load_model(read(write_filled(0x38, torch.float8_e4m3fn))).encoder.norm.bias
     assert torch.equal(ones, torch.ones(len(ones)))
     with pytest.raises(UserError, match=r"out: its weights are not finite numbers \(model\.encoder\.norm\.bias\).*$"):
-        read(filled(0x7F, torch.float8_e4m3fn))  # NaN
+        read(write_filled(0x7F, torch.float8_e4m3fn))  # NaN
     with pytest.raises(UserError, match=r"out: is not a valid checkpoint of vlm.*$"):
-        read(filled(0x22, torch.float4_e2m1fn_x2))  # two in a byte
+        read(write_filled(0x22, torch.float4_e2m1fn_x2))  # two in a byte
 
 
 def test_the_card_has_the_command_that_was_run_without_folders_of_this_machine(tmp_path: Path) -> None:

@@ -77,13 +77,13 @@ def test_few_tensors_are_in_memory_while_they_are_converted(tmp_path, dtype, mon
     save_gguf(tmp_path / "a.gguf", theirs, tokenizer)
     original, alive, counts = gguf_file.read_tensor, weakref.WeakSet(), []
 
-    def watched(location):
+    def count_alive(location):
         tensor = original(location)
         alive.add(tensor)
         counts.append(len(alive))
         return tensor
 
-    monkeypatch.setattr(gguf_file, "read_tensor", watched)
+    monkeypatch.setattr(gguf_file, "read_tensor", count_alive)
     read(tmp_path / "a.gguf", dtype=dtype)
     assert len(counts) > 100
     assert max(counts) <= 9  # three tensors are joined at most; they are in use, read, and being read

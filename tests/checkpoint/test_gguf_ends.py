@@ -61,7 +61,7 @@ GROUPS = {
 }
 
 
-def saved(path, texts, *, special=False, values=(), plain=False):
+def write_file(path, texts, *, special=False, values=(), plain=False):
     """Saves a file whose vocabulary has these texts; returns the ids of all tokens."""
     tokenizer = byte_pairs(300)
     tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
@@ -74,25 +74,25 @@ def saved(path, texts, *, special=False, values=(), plain=False):
 @pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_text_ends_a_generation_as_in_llama_cpp(tmp_path, plain):
-    ids = saved(tmp_path / "a.gguf", OTHERS, plain=plain)
+    ids = write_file(tmp_path / "a.gguf", OTHERS, plain=plain)
     assert open_folder(tmp_path / "a.gguf").end_ids == [ids["<|endoftext|>"]]  # named by the header
     for text in TEXTS:
-        ids = saved(tmp_path / "a.gguf", [*OTHERS, text], plain=plain)
+        ids = write_file(tmp_path / "a.gguf", [*OTHERS, text], plain=plain)
         assert open_folder(tmp_path / "a.gguf").end_ids == [ids["<|endoftext|>"], ids[text]], text
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_exceptions_are_those_of_llama_cpp(tmp_path, name):
     held, ends = (texts.split() for texts in GROUPS[name])
-    ids = saved(tmp_path / "a.gguf", held)
+    ids = write_file(tmp_path / "a.gguf", held)
     assert set(open_folder(tmp_path / "a.gguf").end_ids) == {ids[text] for text in ["<|endoftext|>", *ends]}
 
 
 def test_a_named_token_ends_first_and_exceptions_hold_for_it_too(tmp_path):
     held = ["<|fim_pad|>", "<|end|>", "<|call|>", "<|return|>", "<mine>", "<yours>", "<plug>"]
-    ids = saved(tmp_path / "a.gguf", held)
+    ids = write_file(tmp_path / "a.gguf", held)
     named = {"eos_token_id": ids["<mine>"], "eom_token_id": ids["<|end|>"], "fim_pad_token_id": ids["<plug>"]}
-    saved(tmp_path / "a.gguf", held, values={f"{KEY}{name}": id for name, id in named.items()})
+    write_file(tmp_path / "a.gguf", held, values={f"{KEY}{name}": id for name, id in named.items()})
     ends = ["<mine>", "<plug>", "<|endoftext|>", "<|call|>", "<|return|>"]
     assert open_folder(tmp_path / "a.gguf").end_ids == [ids[text] for text in ends]
 

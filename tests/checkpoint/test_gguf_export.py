@@ -44,7 +44,7 @@ def language_model(name, tokenizer, **options):
     return wide(getattr(transformers, f"{kind}ForCausalLM")(config), std=0.15, norms="RMSNorm")
 
 
-def saved(folder, model, tokenizer, template=None):
+def save_model(folder, model, tokenizer, template=None):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if template is not None:
@@ -52,7 +52,7 @@ def saved(folder, model, tokenizer, template=None):
     return folder
 
 
-def exported(folder, out, outtype="f32"):
+def export(folder, out, outtype="f32"):
     assert command(["export", str(out), "-c", str(folder), "--to", "gguf", "--outtype", outtype]) == 0
     return out / f"model-{outtype.upper()}.gguf"
 
@@ -79,7 +79,7 @@ def test_what_is_written_is_read_as_the_same_model(tmp_path, name):
     torch.manual_seed(1)
     tokenizer = byte_pairs(320)
     theirs = language_model(name, tokenizer)
-    path = exported(saved(tmp_path / "theirs", theirs, tokenizer, "{{ messages[0]['content'] }}"), tmp_path / "out")
+    path = export(save_model(tmp_path / "theirs", theirs, tokenizer, "{{ messages[0]['content'] }}"), tmp_path / "out")
     tokens = torch.randint(len(tokenizer), (2, 30))
     truth = theirs(tokens).logits
     torch.testing.assert_close(logits(path, tokens), truth, rtol=0, atol=1e-4)
@@ -134,7 +134,7 @@ def test_matrices_are_stored_in_fewer_bits(tmp_path, outtype):
     torch.manual_seed(2)
     tokenizer = byte_pairs(320)
     theirs = language_model("qwen3", tokenizer, intermediate_size=80)  # rows of 80 are no multiple of 32
-    path = exported(saved(tmp_path / "theirs", theirs, tokenizer), tmp_path / "out", outtype)
+    path = export(save_model(tmp_path / "theirs", theirs, tokenizer), tmp_path / "out", outtype)
     kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
     assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == outtype.upper()
     assert kinds["blk.0.attn_norm.weight"] == kinds["blk.1.attn_q_norm.weight"] == "F32"
@@ -183,7 +183,7 @@ def test_tokenizers_go_out_by_llama_cpps_names_and_come_back(tmp_path, pre):
         start = [(end, theirs.eos_token_id)]
         inner.post_processor = processors.TemplateProcessing(single=f"{end} $A", special_tokens=start)
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=end, eos_token=end, unk_token=end)
-    path = exported(saved(tmp_path / "a", language_model("qwen2", theirs), theirs), tmp_path / "out")
+    path = export(save_model(tmp_path / "a", language_model("qwen2", theirs), theirs), tmp_path / "out")
     fields = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
     assert fields["tokenizer.ggml.pre"] == pre
     assert fields["tokenizer.ggml.add_bos_token"] == (pre == "llama-bpe")
@@ -203,7 +203,7 @@ def test_sentencepieces_go_out_with_scores(tmp_path, given):
     if given == "tokenizer.json":
         theirs.save_pretrained(folder)
         (folder / "tokenizer.model").unlink()
-    path = exported(folder, tmp_path / "out")
+    path = export(folder, tmp_path / "out")
     fields = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
     assert fields["tokenizer.ggml.model"] == "llama" and fields["tokenizer.ggml.add_space_prefix"]
     kinds = {"<unk>": 2, "<s>": 3, "</s>": 3, "<0x41>": 6, "\u2581the": 1}
@@ -220,7 +220,7 @@ def test_pieces_for_prompts_with_images_are_a_tokenizer_json(tmp_path):
     folder.mkdir()
     _, theirs = sentence_pieces(folder)
     language_model("llama", theirs).save_pretrained(folder)
-    path = exported(folder, tmp_path / "out")
+    path = export(folder, tmp_path / "out")
     fields = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
     files = make_tokenizer_files(fields, len(theirs), [theirs.eos_token_id], marked=True)
     ours = Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
@@ -232,8 +232,8 @@ def test_pieces_for_prompts_with_images_are_a_tokenizer_json(tmp_path):
 def test_greedy_texts_are_those_of_the_folder(tmp_path):
     torch.manual_seed(3)
     tokenizer = byte_pairs(320)
-    folder = saved(tmp_path / "a", language_model("gemma", tokenizer), tokenizer)
-    path = exported(folder, tmp_path / "out")
+    folder = save_model(tmp_path / "a", language_model("gemma", tokenizer), tokenizer)
+    path = export(folder, tmp_path / "out")
     texts = [vlm.load(place).predict(LINES[:4], max_tokens=12) for place in (folder, path)]
     assert texts[0] == texts[1]
 
@@ -247,7 +247,7 @@ def test_what_gguf_cannot_express_is_refused_before_anything_is_written(tmp_path
         "rope_scaling llama3": language_model("qwen2", tokenizer, rope_parameters=LLAMA3),
     }
     for number, (words, model) in enumerate(cases.items()):
-        folder = saved(tmp_path / f"theirs{number}", model, tokenizer)
+        folder = save_model(tmp_path / f"theirs{number}", model, tokenizer)
         assert command(["export", str(tmp_path / "out"), "-c", str(folder), "--to", "gguf"]) == 2
         message = capsys.readouterr().err
         assert words in message and "use --to safetensors" in message, message
@@ -258,11 +258,11 @@ def test_a_weight_too_large_for_16_bits_is_refused(tmp_path, capsys):
     tokenizer = byte_pairs(320)
     model = language_model("qwen2", tokenizer)
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = 2 * MAX_F16
-    folder = saved(tmp_path / "theirs", model, tokenizer)
+    folder = save_model(tmp_path / "theirs", model, tokenizer)
     assert command(["export", str(tmp_path / "out"), "-c", str(folder), "--to", "gguf"]) == 2
     assert "blk.1.ffn_up.weight has the weight 131008" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    exported(folder, tmp_path / "out")
+    export(folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_a_weight_too_large_for_16_bits_is_refused(tmp_path, capsys):
 )
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused(tmp_path, capsys, change, words):
     tokenizer = byte_pairs(320)
-    folder = saved(tmp_path / "theirs", language_model("qwen2", tokenizer), tokenizer)
+    folder = save_model(tmp_path / "theirs", language_model("qwen2", tokenizer), tokenizer)
     content = json.loads((folder / "tokenizer.json").read_text())
     change(content)
     (folder / "tokenizer.json").write_text(json.dumps(content))
@@ -287,6 +287,6 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused(tmp_path, capsys, change, w
 
 def test_the_type_belongs_to_gguf(tmp_path, capsys):
     tokenizer = byte_pairs(320)
-    folder = saved(tmp_path / "theirs", language_model("gpt2", tokenizer), tokenizer)
+    folder = save_model(tmp_path / "theirs", language_model("gpt2", tokenizer), tokenizer)
     assert command(["export", str(tmp_path / "out"), "-c", str(folder), "--outtype", "f16"]) == 2
     assert "--outtype f16: is an option of --to gguf" in capsys.readouterr().err

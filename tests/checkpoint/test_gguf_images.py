@@ -222,7 +222,7 @@ def test_what_llama_cpp_lacks_is_refused_before_anything_is_written(tmp_path, ca
     assert not (tmp_path / "out").exists()
 
 
-def changed(source, target, values=None, tensors=None):
+def change_file(source, target, values=None, tensors=None):
     """Writes a file with other values of the header, None leaving one out, and further tensors."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "clip")
@@ -258,7 +258,7 @@ def changed(source, target, values=None, tensors=None):
 )
 def test_a_projector_that_is_not_supported_is_refused_in_a_line(models, tmp_path, values, tensors, words):
     folder = models["llava_siglip"] / "gguf"
-    file = changed(folder / "mmproj-model-F32.gguf", tmp_path / "mmproj.gguf", values, tensors)
+    file = change_file(folder / "mmproj-model-F32.gguf", tmp_path / "mmproj.gguf", values, tensors)
     with pytest.raises(UserError, match=r"mmproj\.gguf") as caught:
         read(join_pair(folder / "model-F32.gguf", file))
     assert words in str(caught.value) and "\n" not in str(caught.value)
@@ -266,7 +266,7 @@ def test_a_projector_that_is_not_supported_is_refused_in_a_line(models, tmp_path
 
 def test_files_of_llama_cpps_converter_have_no_key_of_ours(models, tmp_path):
     folder = models["llava_siglip"] / "gguf"
-    file = changed(folder / "mmproj-model-F32.gguf", tmp_path / "mmproj.gguf", {"vlm.preprocess": None})
+    file = change_file(folder / "mmproj-model-F32.gguf", tmp_path / "mmproj.gguf", {"vlm.preprocess": None})
     theirs, ours = read(models["llava_siglip"] / "model"), read(join_pair(folder / "model-F32.gguf", file))
     assert ours["vlm"]["preprocess"] == theirs["vlm"]["preprocess"]
 

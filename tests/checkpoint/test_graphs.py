@@ -119,7 +119,7 @@ def test_texts_of_several_lengths_do_not_see_their_padding() -> None:
         torch.testing.assert_close(found[row], expected)
 
 
-def opened(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def open_graphs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """graphs.json, and a function for each graph, as ONNX Runtime or torch runs it."""
     about = json.loads((folder / "graphs.json").read_text())
 
@@ -145,7 +145,7 @@ def test_a_captioner_without_vlm(tmp_path: Path, form: str) -> None:
     pytest.importorskip("onnxscript")
     path, folder = FILES / "captioning.ckpt", tmp_path / "out"
     assert command(["export", str(folder), "-c", str(path), "--to", form]) == 0
-    about, graphs = opened(folder)
+    about, graphs = open_graphs(folder)
     assert about["image"].items() >= {"image_size": 32, "resize": "crop", "mean": [0.5] * 3, "std": [0.5] * 3}.items()
     assert about["tokens"] == {"pad": 0, "bos": 1, "eos": 2, "unk": None, "mask": None, "vocab_size": 259}
     assert about["writes"].items() >= {"begin": [1], "ends": [2], "max_tokens": 30, "max_len": 32}.items()
@@ -174,7 +174,7 @@ def test_heads_and_encoders(tmp_path: Path, task: str, form: str) -> None:
     pytest.importorskip("onnxscript")
     path, folder = FILES / f"{task}.ckpt", tmp_path / "out"
     export(str(path), str(folder), form=form)
-    (about, graphs), model = opened(folder), load_model(read(path))
+    (about, graphs), model = open_graphs(folder), load_model(read(path))
 
     def run(name: str, **inputs: torch.Tensor) -> list[torch.Tensor]:
         return list(graphs[name](**inputs))

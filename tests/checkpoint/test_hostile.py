@@ -156,7 +156,7 @@ def peak() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def bounded(action: Callable[[], Any]) -> Any:
+def run_bounded(action: Callable[[], Any]) -> Any:
     """The result of an action that takes under 5 s and 1 GB."""
     Path("/proc/self/clear_refs").write_text("5")
     before, started = peak(), time.process_time()
@@ -177,7 +177,7 @@ def test_a_bad_file_is_refused_in_a_line(good, tmp_path, what, monkeypatch):
         (path / "evil.py").write_text("raise SystemExit('executed')")
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
     with pytest.raises(UserError, match=words) as caught:
-        bounded(lambda: read(path))
+        run_bounded(lambda: read(path))
     message = str(caught.value)
     assert "\n" not in message and caught.value.status == 2
     assert str(path) in message or "missing shard" in what
@@ -195,7 +195,7 @@ COMMANDS = {
 @pytest.mark.parametrize(("stated", "command"), [*zip(STATED, cycle(COMMANDS), strict=False)])
 def test_every_command_refuses_a_stated_size_in_a_line(stated, command, tmp_path, capsys):
     stating(*stated)(tmp_path / "x.ckpt")
-    assert bounded(lambda: COMMANDS[command](str(tmp_path / "x.ckpt"))) == 2
+    assert run_bounded(lambda: COMMANDS[command](str(tmp_path / "x.ckpt"))) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and "{}: {} is out of bounds".format(*stated) in line
 
@@ -215,7 +215,7 @@ def giant(about):
                 args[name] = value * 10**6
 
 
-def mistyped(about):
+def change_types(about):
     for name in about.keys() & {"tokenizer", "preprocess", "classes", "max_len"}:
         about[name] = 7 if isinstance(about[name], dict | list) else {"x": []}
 
@@ -234,7 +234,7 @@ ABOUT = {
     "giant": giant,
     "wordless": lambda about: about.update(task=["captioning"]),
     "bare": lambda about: [about.pop(name, None) for name in ("tokenizer", "preprocess", "classes")],
-    "mistyped": mistyped,
+    "mistyped": change_types,
     "shorter": shorter,
 }
 
@@ -280,7 +280,7 @@ def test_code_in_a_template_is_text(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["{#", "{{raise_exception('", "{%set ", "{{'"])
 def test_a_long_template_takes_no_time(tmp_path, text, capsys):
     save_gguf(tmp_path / "a.gguf", *decoder("tied"), values={"tokenizer.chat_template": text * 10**5})
-    assert bounded(lambda: vlm(["chat", "-c", str(tmp_path / "a.gguf")])) == 2
+    assert run_bounded(lambda: vlm(["chat", "-c", str(tmp_path / "a.gguf")])) == 2
     assert "has no chat template; use `vlm generate`" in capsys.readouterr().err
 
 
@@ -308,12 +308,12 @@ def test_any_config_is_read_or_refused_in_a_line(good, tmp_path, name):
         content = json.loads(file.read_text())
         what = f"{file.name}: {change(content, dice, mostly=SIZES)}"
         file.write_text(json.dumps(content))
-        read_count += bounded(partial(is_read, folder, MUTATED[name], what))
+        read_count += run_bounded(partial(is_read, folder, MUTATED[name], what))
         shutil.rmtree(folder)
     assert MUTATIONS / 5 < read_count < MUTATIONS  # most keys are none that a model of ours depends on
 
 
-def mutated(content: bytes, dice: random.Random) -> bytes:
+def mutate(content: bytes, dice: random.Random) -> bytes:
     """A GGUF file that is cut, or with other bytes in a place, mostly of its header."""
     place = dice.randrange(len(content) if dice.random() < 0.2 else 14000)
     if dice.random() < 0.1:
@@ -328,6 +328,6 @@ def mutated(content: bytes, dice: random.Random) -> bytes:
 def test_any_gguf_file_is_read_or_refused_in_a_line(good, tmp_path):
     dice, read_count, path, content = random.Random(0), 0, tmp_path / "a.gguf", (good / "a.gguf").read_bytes()
     for number in range(50):
-        path.write_bytes(mutated(content, dice))
-        read_count += bounded(partial(is_read, path, [torch.ones(1, 4, dtype=torch.long)], number))
+        path.write_bytes(mutate(content, dice))
+        read_count += run_bounded(partial(is_read, path, [torch.ones(1, 4, dtype=torch.long)], number))
     assert 0 < read_count < 50

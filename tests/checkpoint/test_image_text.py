@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "theirs")
 
 
-def asked(processor: Any, question: str) -> str:
+def prompt_of(processor: Any, question: str) -> str:
     """The prompt of a question, by the chat template of a processor that has one."""
     if processor.chat_template is None:
         return f"<image>answer en {question}"
@@ -42,7 +42,7 @@ def asked(processor: Any, question: str) -> str:
 
 def inputs_of(model: Any, processor: Any, path: str, question: str) -> dict[str, Any]:
     """What their model reads of an image and a question."""
-    found = processor(text=asked(processor, question), images=Image.open(path).convert("RGB"), return_tensors="pt")
+    found = processor(text=prompt_of(processor, question), images=Image.open(path).convert("RGB"), return_tensors="pt")
     kept = ("input_ids", "attention_mask", "pixel_values", "pixel_attention_mask")
     kept += ("token_type_ids",) if isinstance(model, t.PaliGemmaForConditionalGeneration) else ()
     return {name: found[name] for name in kept if name in found}

@@ -18,7 +18,7 @@ from vlm.nn.step.packed import Int8Linear, list_int8_weights, quantize
 pytestmark = pytest.mark.skipif(not explain_int8("cpu")[0], reason="this build of torch has no FBGEMM")
 
 
-def quantized(folder, dtype):
+def load_quantized(folder, dtype):
     model = load_model(read(folder, dtype=dtype))
     count = quantize(model, [module for module in model.modules() if isinstance(module, TextDecoder)])
     return model, count
@@ -28,7 +28,7 @@ def quantized(folder, dtype):
 @pytest.mark.parametrize("save", [saved_gpt2, saved_captioner], ids=["GPT-2", "captioner"])
 def test_layers_are_the_same_as_quantized_afterwards(folder, save):
     save(folder)
-    (early, count), (late, later) = quantized(folder, torch.qint8), quantized(folder, torch.float32)
+    (early, count), (late, later) = load_quantized(folder, torch.qint8), load_quantized(folder, torch.float32)
     assert count == later > 8
     pairs = zip(early.named_modules(), late.named_modules(), strict=True)
     layers = [(a, b) for (_, a), (_, b) in pairs if isinstance(a, Int8Linear) or isinstance(b, Int8Linear)]
@@ -46,7 +46,7 @@ def test_layers_are_the_same_as_quantized_afterwards(folder, save):
 @torch.no_grad()
 def test_an_embedding_takes_half_the_memory_and_its_vectors_are_rounded(folder):
     saved_gpt2(folder)
-    model, _ = quantized(folder, torch.qint8)
+    model, _ = load_quantized(folder, torch.qint8)
     embed, truth = model.token_embed, load_model(read(folder)).token_embed.weight
     vectors = embed(torch.arange(len(truth)))
     assert embed.weight.nbytes == truth.nbytes // 2

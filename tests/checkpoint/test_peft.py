@@ -35,7 +35,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return save
 
 
-def expected(name: str, kind: str) -> torch.Tensor:
+def true_logits(name: str, kind: str) -> torch.Tensor:
     return torch.tensor(LOGITS[name][kind])
 
 
@@ -78,7 +78,7 @@ def test_exported_adapters_compute_what_ours_do(bases: Any, tmp_path: Path, name
     add_to_modules(theirs, tmp_path / "out")
     logits = peft_models.last_logits(theirs)
     torch.testing.assert_close(logits, ours, rtol=0, atol=1e-4)
-    torch.testing.assert_close(logits[::16], expected(name, kind), rtol=0, atol=1e-3)
+    torch.testing.assert_close(logits[::16], true_logits(name, kind), rtol=0, atol=1e-3)
     again = load_model(read(join_adapters(base, tmp_path / "out")))
     torch.testing.assert_close(peft_models.our_logits(again, theirs), ours, rtol=0, atol=1e-5)
     assert f"{type(theirs).__name__}.from_pretrained" in (tmp_path / "out" / "README.md").read_text()
@@ -92,7 +92,7 @@ def test_adapters_of_peft_are_merged(bases: Any, name: str) -> None:
     base = bases(name)
     theirs = peft_models.load_theirs(base)
     ours = load_model(read(join_adapters(base, FILES / name)))
-    torch.testing.assert_close(peft_models.our_logits(ours, theirs)[::16], expected(name, "in"), rtol=0, atol=1e-3)
+    torch.testing.assert_close(peft_models.our_logits(ours, theirs)[::16], true_logits(name, "in"), rtol=0, atol=1e-3)
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def test_commands_take_adapters(bases: Any, tmp_path: Path, capsys: pytest.Captu
     base, adapters = bases("llama"), ["--adapters", str(FILES / "llama")]
     assert command(["export", str(tmp_path / "out"), "-c", str(base), *adapters]) == 0
     logits = peft_models.last_logits(peft_models.load_theirs(tmp_path / "out"))
-    torch.testing.assert_close(logits[::16], expected("llama", "in"), rtol=0, atol=1e-3)
+    torch.testing.assert_close(logits[::16], true_logits("llama", "in"), rtol=0, atol=1e-3)
     assert command(["info", "-c", str(base), *adapters]) == 0
     texts = []
     for place in ([str(base)], [str(base), *adapters], [str(tmp_path / "out")]):

@@ -82,7 +82,7 @@ def xlm(folder):
     return hugging._xlm_tokenizer(folder)
 
 
-def own(folder):
+def write_custom(folder):
     """A tokenizer that the library trained, with names and components of its own."""
     made = Tokenizer(models.WordPiece(unk_token="<nothing>"))
     made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -101,7 +101,7 @@ SAVED = {
     "pieces": (lambda folder: image_text.pieces(), ("<pad>", "<bos>", "<eos>")),
     "t5": (t5, ("<pad>", "</s>", "</s>")),
     "xlm": (xlm, ("<pad>", "<s>", "</s>")),
-    "own": (own, ("<end>", "<begin>", "<end>")),
+    "own": (write_custom, ("<end>", "<begin>", "<end>")),
 }
 
 

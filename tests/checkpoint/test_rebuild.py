@@ -27,7 +27,7 @@ def vit_spec(**changes):
     return {"name": "ViT", "args": VIT | changes}
 
 
-def saved(spec, model):
+def make_checkpoint(spec, model):
     """A checkpoint with the specification of one model and the weights of another."""
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     return {"format": FORMAT, "vlm": {"model": spec}, "state_dict": state}
@@ -77,7 +77,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_a_class_of_another_package_needs_trust(package):
-    whole = saved({"name": package, "args": {"dim": 3}}, nn.ModuleDict({"fc": nn.Linear(3, 3)}))
+    whole = make_checkpoint({"name": package, "args": {"dim": 3}}, nn.ModuleDict({"fc": nn.Linear(3, 3)}))
     for trust in (None, "", "min", "nets", "other", "vlm"):
         with pytest.raises(UserError, match="add --trust mine"):
             ckpt.load_model(whole, trust=trust)
@@ -87,7 +87,7 @@ def test_a_class_of_another_package_needs_trust(package):
     with pytest.raises(UserError, match="not a module class"):
         rebuild({"name": "mine.nets.nn", "args": {}}, trust="mine")
     with pytest.raises(UserError, match="--trust absent: No module named 'absent'; install"):
-        ckpt.load_model(saved({"name": "absent.Net", "args": {}}, nn.Identity()), trust="absent")
+        ckpt.load_model(make_checkpoint({"name": "absent.Net", "args": {}}, nn.Identity()), trust="absent")
 
 
 GIANT = 10**12
@@ -115,14 +115,14 @@ def refused_quickly(whole):
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_specification_larger_than_its_weights_is_refused_quickly(kind):
-    refused_quickly(saved(vit_spec(**HUGE[kind]), rebuild(vit_spec())))
+    refused_quickly(make_checkpoint(vit_spec(**HUGE[kind]), rebuild(vit_spec())))
 
 
 @pytest.mark.parametrize(
     "claim", [torch.zeros(1).expand(GIANT), torch.empty(GIANT, device="meta")], ids=["expanded", "meta"]
 )
 def test_weights_that_only_claim_to_be_large_do_not_help(claim, tmp_path):
-    whole = saved(vit_spec(dim=10**5, mlp_ratio=1.0), rebuild(vit_spec()))
+    whole = make_checkpoint(vit_spec(dim=10**5, mlp_ratio=1.0), rebuild(vit_spec()))
     whole["state_dict"]["model.claim"] = claim
     write(tmp_path / "model.ckpt", whole)
     assert (tmp_path / "model.ckpt").stat().st_size < 100_000
@@ -138,12 +138,12 @@ CHANGES += ({"image_size": "8"}, {"surprise": 1})
 @pytest.mark.parametrize("args", [*(VIT | change for change in CHANGES), {"image_size": 8}, {}, None, [1]])
 def test_a_specification_that_does_not_fit_is_refused(args):
     with pytest.raises(UserError, match="do not match its specification"):
-        ckpt.load_model(saved({"name": "ViT", "args": args}, rebuild(vit_spec())))
+        ckpt.load_model(make_checkpoint({"name": "ViT", "args": args}, rebuild(vit_spec())))
 
 
 @pytest.mark.parametrize("missing", ["state_dict", "vlm"])
 def test_a_checkpoint_without_its_parts_is_refused(missing):
-    whole = saved(vit_spec(), rebuild(vit_spec()))
+    whole = make_checkpoint(vit_spec(), rebuild(vit_spec()))
     del whole[missing]
     with pytest.raises(UserError, match="do not match its specification"):
         ckpt.load_model(whole)

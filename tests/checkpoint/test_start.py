@@ -60,7 +60,7 @@ def saved(tmp_path, scramble):
     return save
 
 
-def started(spec, places, tokenizer=None):
+def start_model(spec, places, tokenizer=None):
     torch.manual_seed(1)
     model = rebuild(spec)
     fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -83,7 +83,7 @@ STARTS = [  # the model of the file, ours, the part that starts from it, what is
 @pytest.mark.parametrize(("old", "new", "part", "taken", "said"), STARTS)
 def test_a_model_or_a_part_of_it_starts_from_that_of_another(old, new, part, taken, said, saved):
     place, theirs = saved(old)
-    ours, fresh, lines = started(new, {part: f"{place}/checkpoints/best.ckpt" if part else place})
+    ours, fresh, lines = start_model(new, {part: f"{place}/checkpoints/best.ckpt" if part else place})
     if old["name"] == "Decoder":
         theirs = {f"decoder.{name}": tensor for name, tensor in theirs.items()}
     names = {name for name in ours if name.startswith(taken) and name in theirs}
@@ -95,13 +95,13 @@ def test_a_model_or_a_part_of_it_starts_from_that_of_another(old, new, part, tak
 
 def test_weights_of_other_shapes_are_named_and_stay(saved):
     place, theirs = saved(captioner(max_len=9))
-    ours, fresh, lines = started(captioner(), {"": place})
+    ours, fresh, lines = start_model(captioner(), {"": place})
     assert torch.equal(ours["decoder.positions.weight"], fresh["decoder.positions.weight"])
     assert torch.equal(ours["decoder.norm.weight"], theirs["decoder.norm.weight"])
     assert "model: decoder.positions.weight is (6, 8), in the file (9, 8); not loaded" in lines
     # Five vectors are a grid of 2 x 2 after one token, and none without.
     place, _ = saved(vit(class_token=True))
-    ours, fresh, lines = started(vit(image_size=12), {"": place})
+    ours, fresh, lines = start_model(vit(image_size=12), {"": place})
     assert torch.equal(ours["positions.weight"], fresh["positions.weight"])
     assert "model: positions.weight is (9, 8), in the file (5, 8); not loaded" in lines
 
@@ -116,7 +116,7 @@ def test_positions_of_images_of_another_size_are_interpolated(pool, old, size, s
     spec["args"]["encoder"] = vit(class_token=pool == "class", image_size=old)
     place, theirs = saved(spec, size=old)
     spec["args"]["encoder"] = vit(class_token=pool == "class", image_size=size)
-    ours, _, lines = started(spec, {"": place})
+    ours, _, lines = start_model(spec, {"": place})
     name, before = "encoder.positions.weight", int(pool == "class")
     rows, columns = (side // 4 for side in sides(old))
     grid = theirs[name][before:].T.reshape(1, 8, rows, columns)
@@ -134,12 +134,12 @@ def test_positions_of_images_of_another_size_are_interpolated(pool, old, size, s
 def test_weights_of_tokens_with_other_ids_stay(more, saved):
     """As many of them, or more; the remedy is said."""
     place, theirs = saved(decoder(vocab_size=ByteTokenizer().vocab_size + more), ByteTokenizer(lowercase=True))
-    ours, fresh, lines = started(decoder(), {"": place}, ByteTokenizer())
+    ours, fresh, lines = start_model(decoder(), {"": place}, ByteTokenizer())
     assert torch.equal(ours["token_embed.weight"], fresh["token_embed.weight"])
     at = lines.index("model: token_embed.weight belongs to another tokenizer in the file; not loaded")
     path = f"{place}/checkpoints/best.ckpt"
     assert lines[at + 1] == f"  to keep that tokenizer, set tokenizer=pretrained tokenizer.path={path}"
-    ours, _, _ = started(decoder(), {"": place}, ByteTokenizer(lowercase=True))
+    ours, _, _ = start_model(decoder(), {"": place}, ByteTokenizer(lowercase=True))
     assert more or torch.equal(ours["token_embed.weight"], theirs["token_embed.weight"])
 
 
@@ -199,7 +199,7 @@ def test_an_exported_folder_is_taken_as_the_checkpoint_that_it_was(tmp_path):
     path = FILES / "classification.ckpt"
     assert vlm(["export", str(tmp_path / "out"), "-c", str(path), "--to", "safetensors"]) == 0
     model = read(path)["vlm"]["model"]
-    state, fresh, _ = started(model, {"": str(tmp_path / "out")})
+    state, fresh, _ = start_model(model, {"": str(tmp_path / "out")})
     assert all(torch.equal(state[name], tensor) for name, tensor in inference_weights(read(path)).items())
     tensors = read_base_weights(rebuild(model), "", tmp_path / "out")  # of adapters
     assert all(torch.equal(tensors[name], state[name]) for name in fresh)

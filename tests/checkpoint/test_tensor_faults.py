@@ -252,7 +252,7 @@ def check(name: str, number: int, root: Path, work: Path) -> str:
     before = {one: (tensor.dtype, tensor.shape) for one, tensor in tensors.items()}
     tied = not name.endswith(("_classes", "_tags", "_spans"))  # these classes have no head that shares the embedding
     words, instead, stated = damage(tensors, draw, tied=tied)
-    names = {one for one in words | {re.sub(pattern, new, one) for one in words for pattern, new in renamed(folder)}}
+    names = {one for one in words | {re.sub(pattern, new, one) for one in words for pattern, new in renames_of(folder)}}
     theirs = None
     if instead is not None:
         save_file(instead or tensors, folder / "model.safetensors", {"format": "pt"})
@@ -283,7 +283,7 @@ def check(name: str, number: int, root: Path, work: Path) -> str:
     return "equal"
 
 
-def renamed(folder: Path) -> list[tuple[str, str]]:
+def renames_of(folder: Path) -> list[tuple[str, str]]:
     return [*open_folder(folder).architecture.renamed]
 
 

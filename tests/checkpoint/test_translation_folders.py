@@ -36,7 +36,7 @@ def pair(request, folders):
     return Translator(str(folder)), *theirs
 
 
-def written(translator, **options):
+def translate(translator, **options):
     """Translations of the sentences."""
     texts = dict(translator.results([SENTENCES], translator.options(**options, batch_size=8)))
     return [texts[place][0].text for place in range(len(SENTENCES))]
@@ -77,7 +77,7 @@ def test_texts_of_fifty_sentences_are_equal(pair, beam):
     ours, model, tokenizer = pair
     found = model.generate(**tokenizer(SENTENCES, return_tensors="pt", padding=True), num_beams=beam)
     truth = tokenizer.batch_decode(found, skip_special_tokens=True)
-    assert written(ours, beam=beam) == truth
+    assert translate(ours, beam=beam) == truth
     assert len({*truth}) > 10
     assert beam > 1 or len({len(row[row != tokenizer.pad_token_id]) for row in found}) > 1
 
@@ -151,8 +151,8 @@ def test_a_marian_folder_goes_out_again(folders, tmp_path, trained):
     read = words(SENTENCES, return_tensors="pt", padding=True)
     assert read["input_ids"].equal(tokenizer(SENTENCES, return_tensors="pt", padding=True)["input_ids"])
     texts = words.batch_decode(back.generate(**read), skip_special_tokens=True)  # as its generation_config.json says
-    assert texts == written(Translator(str(tmp_path / "one.ckpt")))
+    assert texts == translate(Translator(str(tmp_path / "one.ckpt")))
     (tmp_path / "out" / "vlm_export.json").unlink()  # what we keep for ourselves
-    assert texts == written(Translator(str(tmp_path / "out")))
+    assert texts == translate(Translator(str(tmp_path / "out")))
     theirs = words.batch_decode(model.generate(**read), skip_special_tokens=True)
     assert (texts == theirs) is not trained

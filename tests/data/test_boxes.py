@@ -47,7 +47,7 @@ def test_paligemma_divides_by_the_number_of_tokens() -> None:
     assert codec.encode((0.0, 0.0, 224.0, 224.0)) == [0, 0, 1023, 1023]
 
 
-def written(text: str, made: ByteTokenizer) -> list[int]:
+def encode_text(text: str, made: ByteTokenizer) -> list[int]:
     """Token ids of a text in which <12> is a location token."""
     ids: list[int] = []
     for part in text.replace("<", "\0<").replace(">", "\0").split("\0"):
@@ -77,14 +77,14 @@ CASES = [
 @pytest.mark.parametrize(("text", "objects"), CASES)
 def test_objects_are_read_back_and_others_are_counted(text, objects) -> None:
     made = tokenizer()
-    ids = written(text, made)
+    ids = encode_text(text, made)
     found = list(parse_objects(made, made.location_ids, ids, [0.0] * len(ids)))
     assert [item and (item.label, item.numbers) for item in found] == objects
 
 
 def test_a_score_is_the_product_of_class_and_location_probabilities() -> None:
     made = tokenizer()
-    ids = written("<1><2><3><4> ab ; <5><6><7><8>c", made)
+    ids = encode_text("<1><2><3><4> ab ; <5><6><7><8>c", made)
     rng = np.random.default_rng(0)
     probabilities = rng.uniform(0.2, 1, len(ids))
     first, second = parse_objects(made, made.location_ids, ids, np.log(probabilities).tolist())

@@ -115,7 +115,7 @@ DRAWN = {"shapes": ["circle", "cross"], "colors": ["red", "blue"], "sizes": ["sm
 DRAWN |= {"train_scenes": 4, "val_scenes": 2, "test_scenes": 2}
 
 
-def written(path, second):
+def set_written_time(path, second):
     """Sets the time at which a file was written."""
     os.utime(path, ns=(0, second * 10**9))
 
@@ -123,25 +123,25 @@ def written(path, second):
 def files(root, seed):
     for name, second in (("b.png", 0), ("a.png", seed)):
         picture(root / name)
-        written(root / name, second)
+        set_written_time(root / name, second)
     return captions(root, "image,caption,split\nb.png,b,train\na.png,a,train\n").split("train")
 
 
 def folder(root, seed):
     lay_out(root, "train/x/b.png", "train/y/a.png", "val/x/c.png", "val/y/d.png")
     for name, second in (("x/b.png", 0), ("y/a.png", seed)):
-        written(root / "train" / name, second)
+        set_written_time(root / "train" / name, second)
     return ClassFolders(root=str(root)).split("train")
 
 
 def tar(root, seed):
     folder(root / "files", 0)
-    written(pack(root / "all.tar", root / "files"), seed)
+    set_written_time(pack(root / "all.tar", root / "files"), seed)
     return ClassFolders(path=str(root / "all.tar")).split("train")
 
 
 def shards(root, seed):
-    written(write_tar(root / "train/0.tar", caption_members(2)), seed)
+    set_written_time(write_tar(root / "train/0.tar", caption_members(2)), seed)
     return Shards(root=str(root)).split("train")
 
 

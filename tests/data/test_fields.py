@@ -20,14 +20,14 @@ ROWS = {"train": [{"captions": texts, "references": texts} for texts in TRAIN], 
 SOURCE = RowSource(ROWS, classes=("cat", "dog"))
 
 
-def opened(field):
+def open_field(field):
     open_fields(SOURCE, field)
     return field
 
 
 @pytest.fixture
 def captions():
-    return opened(CaptionField(tokenizer=CharTokenizer(), max_len=5))
+    return open_field(CaptionField(tokenizer=CharTokenizer(), max_len=5))
 
 
 def test_captions_lie_end_to_end_and_are_cut_with_their_end_kept(captions):
@@ -66,7 +66,7 @@ def test_a_tokenizer_is_learned_from_train_alone_and_restored(captions):
 
 
 def test_labels_ask_for_the_checkpoints_classes():
-    labels = opened(LabelField())
+    labels = open_field(LabelField())
     labels.restore(labels.state())
     message = refusal(labels.restore, {"classes": ["cat", "wolf", "dog"]})
     assert "only in the checkpoint: wolf" in message

@@ -70,12 +70,12 @@ def test_the_position_is_asked_when_iteration_starts():
     assert list(batches) == list(train(epoch=1))
 
 
-def skewed(epoch, size):
+def odd_lengths(epoch, size):
     """However long some samples are."""
     return [1000 if index % 5 == 0 else 1 for index in range(size)]
 
 
-@pytest.mark.parametrize("own, options", [(None, {}), (lengths, {}), (skewed, {"batch_tokens": 100, "bucket": 4})])
+@pytest.mark.parametrize("own, options", [(None, {}), (lengths, {}), (odd_lengths, {"batch_tokens": 100, "bucket": 4})])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_rank_has_as_many_batches_none_empty_and_all_samples_in_them(world, own, options):
     for size in range(1, 41):

@@ -90,7 +90,7 @@ def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context
     decoder, context = make_decoder(V, 16, sharpness=0.5, **options), make_context(4)
     prompts = [[1, 7], [1, 3, 9, 2, 8], [1], [1, 9, 9]]
 
-    def alone(row, eos_id):
+    def decode_alone(row, eos_id):
         text = list(prompts[row])
         for _ in range(6):
             one = context.rows(slice(row, row + 1))
@@ -99,13 +99,13 @@ def test_prompts_beside_contexts_equal_the_definition(make_decoder, make_context
                 break
         return text[len(prompts[row]) :]
 
-    end = alone(0, -1)[2]
+    end = decode_alone(0, -1)[2]
     texts = [[] for _ in prompts]
     greedy = {"sampling": Sampling(temperature=0.0), "max_tokens": 6, "eos_id": end, "seed": 0}
     for step in continue_texts(decoder, prompts, context=context, **greedy):
         for item in step:
             texts[item.prompt].append(item.token)
-    assert texts == [alone(row, end) for row in range(4)]
+    assert texts == [decode_alone(row, end) for row in range(4)]
     assert len({tuple(text) for text in texts}) > 1
 
 

@@ -57,7 +57,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "nested": closed(owner=closed(name=NAME, home=closed(city=NAME, code={"type": "integer"})), color=COLOR),
     "enums": closed(color=COLOR, size={"enum": ["S", "M", "L"]}, kind={"const": {"a": [1, "two"]}}),
     "array": {"type": "array", "items": {"type": "integer", "minimum": -20, "maximum": 300}, "maxItems": 5},
-    "objects": {"type": "array", "items": closed(id={"type": "integer"}, tag=NAME), "minItems": 1, "maxItems": 3},
+    "objects": {
+        "type": "array",
+        "items": closed(id={"type": "integer"}, tag=NAME),
+        "minItems": 1,
+        "maxItems": 3,
+    },
     "pattern": closed(
         code={"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3,5}$"}, day={"format": "date", "type": "string"}
     ),
@@ -278,24 +283,24 @@ def test_tokens_of_one_text_several_ends_and_padded_weights() -> None:
     states = GrammarStates([grammar, None], columns=1)
     states.begin([0, 1])
 
-    def allowed() -> list[list[int]]:
+    def allowed_tokens() -> list[list[int]]:
         scores = torch.zeros(2, 9)  # two rows of the weights have no token
         states.constrain(scores)
         return [(row == 0).nonzero()[:, 0].tolist() for row in scores]
 
     free = [*range(9)]
-    assert allowed() == [[2, 3, 5], free]
+    assert allowed_tokens() == [[2, 3, 5], free]
     states.append([[3], [8]])
-    assert allowed() == [[4], free]
+    assert allowed_tokens() == [[4], free]
     states.append([[4], [8]])
-    assert allowed() == [[0, 1], free]
+    assert allowed_tokens() == [[0, 1], free]
     states.append([[1], [8]])
-    assert allowed() == [free, free]  # ended texts are unconstrained
+    assert allowed_tokens() == [free, free]  # ended texts are unconstrained
     states.begin([0])
-    assert allowed()[0] == [2, 3, 5]
+    assert allowed_tokens()[0] == [2, 3, 5]
     states.select([0, 0])  # a row that is repeated goes on by itself
     states.append([[3], [2]])
-    assert allowed() == [[4], [0, 1]]
+    assert allowed_tokens() == [[4], [0, 1]]
 
 
 DEEP: Any = {}

@@ -60,7 +60,7 @@ def rows(found, *, eos_id=EOS, given=1):
     return [row[: row.index(eos_id) + 1] if eos_id in row else row for row in lists]
 
 
-def written(ours, images, decoding, *, eos_id=EOS):
+def write_texts(ours, images, decoding, *, eos_id=EOS):
     texts = decode_batch(ours.decoder, ours.encode(images), decoding, bos_id=BOS, eos_id=eos_id)
     return [text.tokens for row in texts for text in row]
 
@@ -79,7 +79,7 @@ def test_texts_are_the_same(pair, name, beam, results):
     given |= {"num_beams": beam, "num_return_sequences": results, "early_stopping": "never" if beam > 1 else False}
     truth = rows(theirs.generate(images, max_new_tokens=MAX_LEN, do_sample=False, **given))
     penalty = {key: value for key, value in OPTIONS[name].items() if key not in rules}
-    assert written(ours, images, Decoding(beam=beam, results=results, rules=Rules(**rules), **penalty)) == truth
+    assert write_texts(ours, images, Decoding(beam=beam, results=results, rules=Rules(**rules), **penalty)) == truth
     assert len(set(map(tuple, truth))) > 4
 
 
@@ -95,7 +95,7 @@ def test_early_stopping_is_theirs(pair, early_stopping, length_penalty):
     given = {"num_beams": 4, "num_return_sequences": 2, "eos_token_id": end, "pad_token_id": 0, **options}
     truth = rows(theirs.generate(images, max_new_tokens=9, **given), eos_id=end)
     decoding = Decoding(beam=4, results=2, max_tokens=9, end_counts=True, **options)
-    assert written(ours, images, decoding, eos_id=end) == truth
+    assert write_texts(ours, images, decoding, eos_id=end) == truth
     assert len({len(row) for row in truth}) > 1
 
 
@@ -117,7 +117,7 @@ def test_a_length_with_the_end_counted_and_a_prefix_are_theirs(pair, beam, kind)
         more = {"max_tokens": 10, "rules": Rules(prefix=(6, 11))}
     found = theirs.generate(images, decoder_input_ids=torch.tensor([given] * 12), num_beams=beam, **options)
     assert kind != "forced end" or ((found == EOS).any(1).all() and (found[:, -1] == EOS).any())
-    assert written(ours, images, Decoding(beam=beam, end_counts=True, **more)) == rows(found, given=len(given))
+    assert write_texts(ours, images, Decoding(beam=beam, end_counts=True, **more)) == rows(found, given=len(given))
 
 
 @torch.no_grad()

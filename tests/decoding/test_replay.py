@@ -211,7 +211,7 @@ def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
     advance, settle, total = _Loop.advance, _Loop._read_ended, []
     start = _Loop._start
 
-    def counted(loop):
+    def start_counted(loop):
         if loop.steps is None and not start(loop):
             return None
         loop.waits = Waits()
@@ -220,14 +220,14 @@ def test_no_step_waits_for_the_device(make_decoder, context, name, monkeypatch):
         total.append(counts)
         return found
 
-    def uncounted(loop):
+    def settle_uncounted(loop):
         loop.waits.__exit__(None, None, None)
         found = settle(loop)
         loop.waits.__enter__()
         return found
 
-    monkeypatch.setattr(_Loop, "advance", counted)
-    monkeypatch.setattr(_Loop, "_read_ended", uncounted)
+    monkeypatch.setattr(_Loop, "advance", start_counted)
+    monkeypatch.setattr(_Loop, "_read_ended", settle_uncounted)
     run(decoder, context, decoding, **end)
     assert sum(map(len, total)) == 0, total
 

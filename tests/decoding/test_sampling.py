@@ -17,23 +17,23 @@ def brute_force(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
         weights = np.exp(np.array(row) / temperature)
         probs = dict(enumerate(weights / weights.sum()))
 
-        def renormalised(kept):
+        def renormalise(kept):
             total = sum(kept.values())
             return {token: p / total for token, p in kept.items()}
 
         by_size = sorted(probs, key=lambda token, probs=probs: -probs[token])
         if top_k is not None:
-            probs = renormalised({token: probs[token] for token in by_size[:top_k]})
+            probs = renormalise({token: probs[token] for token in by_size[:top_k]})
         if top_p is not None:
             kept, total = {}, 0.0
             for token in by_size:
                 if token in probs and total < top_p:
                     kept[token] = probs[token]
                     total += probs[token]
-            probs = renormalised(kept)
+            probs = renormalise(kept)
         if min_p is not None:
             most = max(probs.values())
-            probs = renormalised({token: p for token, p in probs.items() if p >= min_p * most})
+            probs = renormalise({token: p for token, p in probs.items() if p >= min_p * most})
         rows.append([probs.get(token, 0.0) for token in range(len(row))])
     return torch.tensor(rows, dtype=torch.float64)
 

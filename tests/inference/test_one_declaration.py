@@ -45,7 +45,7 @@ def flags(kind: type) -> dict[str, str]:
     return {name: (*one.flags, f"--{name.replace('_', '-')}")[0].split("/")[0] for name, one in named.items()}
 
 
-def typed(kind: type, values: dict[str, Any]) -> list[str]:
+def to_words(kind: type, values: dict[str, Any]) -> list[str]:
     """Values as words of a command line."""
     names, words = flags(kind), list[str]()
     for name, value in values.items():
@@ -55,7 +55,7 @@ def typed(kind: type, values: dict[str, Any]) -> list[str]:
     return words
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     assert run([*words, *EXACT]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -76,7 +76,7 @@ def plain(value: Any, number: Any = lambda one: one) -> Any:
     return number(value) if isinstance(value, float) else value
 
 
-def rounded(value: Any) -> Any:
+def round_result(value: Any) -> Any:
     """A result without the digits that depend on the layout of weights."""
     return plain(value, lambda one: pytest.approx(one, rel=1e-3, abs=1e-4))
 
@@ -116,15 +116,15 @@ def test_predict_and_the_command_offer_every_option(
 def test_command_predict_python_and_record_agree(task: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     inputs, values = CASES[task]
     kind, path = kind_of(task), tiny(task)
-    options = typed(kind.options, values)
+    options = to_words(kind.options, values)
     field = next(one.name for one in fields(kind.arguments) if one.name == kind.arguments.words)
-    words = [*typed(kind.arguments, {field: inputs}), *options, *folder(task, tmp_path)]
-    own = printed(capsys, TASKS[task].main.name, *words, "-c", path)
+    words = [*to_words(kind.arguments, {field: inputs}), *options, *folder(task, tmp_path)]
+    own = run_command(capsys, TASKS[task].main.name, *words, "-c", path)
     assert len(own) >= len(inputs)
     for record in own:
         if "path" in record:  # of a picture, which the record of other uses holds
             record["image"] = base64.b64encode(Path(record.pop("path")).read_bytes()).decode()
-    assert printed(capsys, "predict", *map(str, inputs), *options, "-c", path) == own
+    assert run_command(capsys, "predict", *map(str, inputs), *options, "-c", path) == own
 
     predictor = predictor_of(path)
     chosen = build_options(kind.options, values, use="this")
@@ -132,12 +132,12 @@ def test_command_predict_python_and_record_agree(task: str, capsys: pytest.Captu
     prepared = [predictor.prepare(source, chosen) for source in sources]
     results = dict(predictor.results([prepared], without_input_parts(chosen)))
     found = [one for at, source in enumerate(sources) for one in predictor.record(source, results[at], chosen)]
-    assert own == [rounded(json.loads(json.dumps(record))) for record in found]
+    assert own == [round_result(json.loads(json.dumps(record))) for record in found]
 
     model = vlm.load(path, device="cpu", precision="fp32")
     answers = getattr(model, TASKS[task].main.name)(inputs, **values)
     expected = [predictor.answer(results[place], chosen) for place in range(len(sources))]
-    assert [plain(one) for one in answers] == [rounded(one) for one in expected]
+    assert [plain(one) for one in answers] == [round_result(one) for one in expected]
     result = answers
     while isinstance(result, list):
         (result, *_) = result
@@ -166,7 +166,7 @@ def test_inputs_come_while_results_leave_and_who_closes_stops_the_model(task: st
     assert place == 0 and asked < 3 * len(sources) + 1
     rest = dict(found)
     assert [*rest] == list(range(1, 3 * len(sources)))
-    assert rounded(plain(first)) == plain(rest[len(sources)])
+    assert round_result(plain(first)) == plain(rest[len(sources)])
     stopped = predictor.results(batches(), options)
     asked = 0
     next(iter(stopped))
@@ -222,7 +222,7 @@ def test_every_method_answers_or_has_the_words_of_the_command(
         kind = import_object(command.predictor)
         parts = {"question": "what?", "label": ["a", "b"], "text": "a", "image": IMAGES[:1]}
         options = {name: value for name, value in parts.items() if name in get_options(kind.options)}
-        words = [*typed(kind.options, options), *typed(kind.arguments, {kind.arguments.words: inputs[:1]})]
+        words = [*to_words(kind.options, options), *to_words(kind.arguments, {kind.arguments.words: inputs[:1]})]
         status = run([command.name, *words, *folder(task, tmp_path), "-c", tiny(task), *EXACT])
         said = capsys.readouterr().err.removeprefix("error: ").strip()
         fault = None

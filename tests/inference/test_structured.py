@@ -41,7 +41,7 @@ ANSWER = ["answer", *IMAGES, "--question", "a cross?", "-c", str(FILES / "image_
 EXACT = ["--device", "cpu", "--precision", "fp32", "--format", "jsonl"]
 
 
-def written(capsys: Any, *words: str) -> list[dict[str, Any]]:
+def run_command(capsys: Any, *words: str) -> list[dict[str, Any]]:
     assert run([*words, *EXACT]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -55,19 +55,19 @@ def schema(tmp_path: Any) -> str:
 
 @pytest.mark.parametrize(("command", "field"), [(GENERATE, "text"), (CAPTION, "caption"), (ANSWER, "answer")])
 def test_commands_write_one_of_the_choices(capsys: Any, command: list[str], field: str) -> None:
-    records = written(capsys, *command, "--choice", "no, never", "--choice", "yes é")
+    records = run_command(capsys, *command, "--choice", "no, never", "--choice", "yes é")
     assert len(records) == len(IMAGES if command is not GENERATE else "AB")
     assert {record[field] for record in records} <= {"no, never", "yes é"}
 
 
 def test_a_command_writes_json_of_a_schema(capsys: Any, schema: str) -> None:
-    for record in written(capsys, *GENERATE, "--json-schema", schema, "--max-tokens", "500"):
+    for record in run_command(capsys, *GENERATE, "--json-schema", schema, "--max-tokens", "500"):
         jsonschema.validate(json.loads(record["text"]), SCHEMA)
 
 
 def test_each_of_several_texts_matches_a_pattern(capsys: Any) -> None:
     for command, field in ((GENERATE, "text"), (CAPTION, "caption")):
-        records = written(capsys, *command, "--regex", "[a-z]{2}[0-9]", "--results", "3", "--sample")
+        records = run_command(capsys, *command, "--regex", "[a-z]{2}[0-9]", "--results", "3", "--sample")
         assert all(re.fullmatch("[a-z]{2}[0-9]", record[field]) for record in records)
         assert len(records) in (6, 9) and len({record[field] for record in records}) > 1
 
@@ -75,7 +75,7 @@ def test_each_of_several_texts_matches_a_pattern(capsys: Any) -> None:
 def test_python_takes_dictionaries_and_lists_and_gives_the_texts_of_the_command(capsys: Any, schema: str) -> None:
     model = vlm.load(FILES / "language_modeling.ckpt", device="cpu", precision="fp32")
     texts = model.generate(["A large", "a"], json_schema=SCHEMA, max_tokens=500)
-    records = written(capsys, *GENERATE, "--json-schema", schema, "--max-tokens", "500")
+    records = run_command(capsys, *GENERATE, "--json-schema", schema, "--max-tokens", "500")
     assert [text.text for text in texts] == [record["text"] for record in records]
     assert model.generate("x", choice=["yes"]).text == "yes"
     captioner = vlm.load(FILES / "captioning.ckpt", device="cpu", precision="fp32")
@@ -110,8 +110,8 @@ TOKENIZERS = {
     "SentencePiece without bytes": lambda folder: SentencePieceTokenizer(
         vocab_size=120, model_type="unigram", byte_fallback=False
     ).fit([*hugging.TEXTS, '{"name": "", "ok": true, false}é']),
-    "byte-level BPE": lambda folder: _saved(folder, hugging.byte_pairs()),
-    "Llama": lambda folder: _saved(folder, _llama()),
+    "byte-level BPE": lambda folder: _save_model(folder, hugging.byte_pairs()),
+    "Llama": lambda folder: _save_model(folder, _llama()),
 }
 
 
@@ -131,7 +131,7 @@ def _llama() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=library, **names)
 
 
-def _saved(folder: Any, tokenizer: Any) -> Any:
+def _save_model(folder: Any, tokenizer: Any) -> Any:
     tokenizer.save_pretrained(folder)
     sizes = {"vocab_size": len(tokenizer), "n_positions": 32, "n_embd": 24, "n_layer": 1, "n_head": 3}
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}

@@ -96,10 +96,10 @@ def test_a_question_that_is_not_read_whole_is_noted(task, source, part, vlm, sto
     ],
 )
 def test_a_want_of_memory_is_a_line_and_status_1(fault, monkeypatch, capsys):
-    def exhausted(checkpoint):
+    def raise_fault(checkpoint):
         raise fault
 
-    monkeypatch.setattr("vlm.inference.info.describe", exhausted)
+    monkeypatch.setattr("vlm.inference.info.describe", raise_fault)
     assert main.run(["info", "-c", str(FILES / "captioning.ckpt")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: out of memory; lower --batch-size")
@@ -143,11 +143,11 @@ def test_a_text_of_any_length_is_tagged_some_rows_at_a_time(vlm, monkeypatch):
     """All rows of a text at once took memory as its length, and time as its square."""
     sizes, own = [], tagging.tag_probabilities
 
-    def watched(model, rows):
+    def note_size(model, rows):
         sizes.append(len(rows.tokens))
         return own(model, rows)
 
-    monkeypatch.setattr(tagging, "tag_probabilities", watched)
+    monkeypatch.setattr(tagging, "tag_probabilities", note_size)
     status, (line,), _ = vlm("tagging", "tag", "--text", "a small red circle " * 2000)
     assert status == 0 and max(sizes) <= tagging.ROWS
     assert [word.split("/")[0] for word in line.split()] == ["a", "small", "red", "circle"] * 2000

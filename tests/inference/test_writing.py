@@ -15,7 +15,7 @@ from vlm.inference.writing import split_words, word_probabilities
 TEXTS = ["两只狗在草地上奔跑。", "海边的男孩跳了起来，", "a dog runs on grass.", "สุนัขวิ่ง"] * 5
 
 
-def fitted(kind, **options):
+def fit_tokenizer(kind, **options):
     tokenizer = kind(**options)
     tokenizer.fit(TEXTS, cache=None)
     return tokenizer
@@ -24,7 +24,7 @@ def fitted(kind, **options):
 @pytest.fixture(params=[(CharTokenizer, {}), (ByteTokenizer, {}), (SentencePieceTokenizer, {"vocab_size": 330})])
 def tokenizer(request):
     kind, options = request.param
-    return fitted(kind, **options)
+    return fit_tokenizer(kind, **options)
 
 
 @pytest.mark.parametrize("text", ["a dog runs on grass.", "两只狗在草地上奔跑。", "两只 dog 跑。", "สุนัขวิ่ง"])
@@ -36,14 +36,14 @@ def test_each_token_is_of_one_word_and_words_are_the_text(tokenizer, text):
 
 
 def test_a_script_without_spaces_has_a_word_a_token_and_marks_stay_with_it():
-    tokenizer = fitted(CharTokenizer)
+    tokenizer = fit_tokenizer(CharTokenizer)
     assert [word for word, _ in split_words(tokenizer.encode("a dog runs."), tokenizer)] == ["a", "dog", "runs."]
     assert [word for word, _ in split_words(tokenizer.encode("两只 dog跑。"), tokenizer)] == ["两", "只", "dog", "跑。"]
     assert [word for word, _ in split_words(tokenizer.encode("วิ่ง"), tokenizer)] == ["วิ่", "ง"]
 
 
 def test_a_required_word_stands_as_its_script_has_it():
-    tokenizer = fitted(CharTokenizer)
+    tokenizer = fit_tokenizer(CharTokenizer)
     required = build_word_rules(tokenizer, require=["狗", "dog"]).required
     assert [tokenizer.decode(list(run)) for runs in required for run in runs] == ["狗", " dog"]
 

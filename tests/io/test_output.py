@@ -17,7 +17,7 @@ RECORDS = [
 ]
 
 
-def written(place, form, records=RECORDS):
+def write_records(place, form, records=RECORDS):
     with Output(str(place)) as output:
         writer = Records(form=form, fields=("image", "caption"), output=output)
         for record in records:
@@ -26,13 +26,13 @@ def written(place, form, records=RECORDS):
 
 
 def test_text_is_a_line_a_record_that_no_caption_can_break(tmp_path):
-    text = written(tmp_path / "out", "text")
+    text = write_records(tmp_path / "out", "text")
     assert text == 'a b,c.jpg\ta "red"\\tsquare\\n\nü.jpg\t\\x1b[31mrot und grün\n'
 
 
 def test_jsonl_and_csv_give_every_field_back(tmp_path):
-    assert [json.loads(line) for line in written(tmp_path / "out", "jsonl").splitlines()] == RECORDS
-    rows = list(csv.DictReader(io.StringIO(written(tmp_path / "out", "csv"), newline="")))
+    assert [json.loads(line) for line in write_records(tmp_path / "out", "jsonl").splitlines()] == RECORDS
+    rows = list(csv.DictReader(io.StringIO(write_records(tmp_path / "out", "csv"), newline="")))
     assert [row | {"logprob": float(row["logprob"])} for row in rows] == RECORDS
 
 
@@ -40,7 +40,7 @@ def test_jsonl_and_csv_give_every_field_back(tmp_path):
 def test_a_link_stays_one_and_a_name_that_is_no_utf8_is_escaped(tmp_path, form):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     record = {"image": UNDECODED, "caption": "a"}
-    text = written(tmp_path / "link", form, [record])
+    text = write_records(tmp_path / "link", form, [record])
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == text
     assert "\\udcff" in text and (form != "jsonl" or json.loads(text) == record)
 
@@ -131,7 +131,7 @@ ROWS = [{"image": name, "caption": f"{n} of\tfive", "logprob": -1.5} for n, name
 @pytest.mark.parametrize("form", ["text", "jsonl", "csv"])
 def test_a_cut_anywhere_is_gone_on_with(tmp_path, form):
     path = tmp_path / "out"
-    written(path, form, ROWS)
+    write_records(path, form, ROWS)
     content = path.read_bytes()
     for end in range(len(content)):
         path.write_bytes(content[:end])

@@ -70,10 +70,10 @@ def test_the_largest_batch_is_found() -> None:
 def test_a_device_that_is_full_is_found_by_trying(monkeypatch) -> None:
     """A GPU of room for 37 images, played by a trial."""
 
-    def played(config, size):
+    def measure_batch(config, size):
         return SimpleNamespace(size=size, fits=size <= 37, samples=48, device="cuda")
 
-    monkeypatch.setattr(batch_size, "Trial", played)
+    monkeypatch.setattr(batch_size, "Trial", measure_batch)
     found = batch_size.find_largest_batch({"data": {"batch_size": 8}, "trainer": {"devices": 1}})
     assert found == {"largest_batch_size": 36, "estimate": False, "how": "measured, to within 1/16"}
 

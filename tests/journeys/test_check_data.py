@@ -44,7 +44,7 @@ def clean(tmp_path: Path) -> Path:
     return root
 
 
-def found(said: str) -> dict[str, str]:
+def faults_of(said: str) -> dict[str, str]:
     """The lines of each kind of fault."""
     parts = re.split(r"\n(?:SPOILS|skipped|note) +", said.partition("\nverdict")[0])[1:]
     return {part.partition(":")[0]: part for part in parts}
@@ -55,7 +55,7 @@ def test_nothing_in_a_clean_one(clean: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "page"
     assert vlm(["check-data", *write(clean, rows_of()), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert found(said) == {} and "verdict     no problems found" in said
+    assert faults_of(said) == {} and "verdict     no problems found" in said
     assert "captions    80; 60 distinct captions\n" in said
     text = (out / "report.html").read_text()
     assert text.count('<figure class="card">') == 12 + 4 + 4 and "No problems found" in text
@@ -90,7 +90,7 @@ def test_every_planted_fault_is_found(clean: Path, tmp_path: Path, capsys) -> No
     rows += [["gone.png", "not there", "train"], ["", "of no image", "train"], ["000.png", "another split", "test"]]
     assert vlm(["check-data", *write(root, rows), "--out", str(tmp_path / "page")]) == 1
     said = capsys.readouterr().out
-    kinds = found(said)
+    kinds = faults_of(said)
     planted = {
         "unreadable image": "003.png",
         "duplicate image": "train: 004.png = train: 005.png",
@@ -132,7 +132,7 @@ def test_a_rare_letter_is_spelled_and_not_unknown(clean: Path, capsys) -> None:
         (["tokenizer.character_coverage=1.0"], None, None),
     ):
         assert vlm(["check-data", *write(clean, rows), "tokenizer.character_coverage=0.9985", *overrides]) == 0
-        kinds = found(capsys.readouterr().out)
+        kinds = faults_of(capsys.readouterr().out)
         assert set(kinds) == ({kind} if kind else set()) and (kind is None or line in kinds[kind])
 
 
@@ -144,12 +144,12 @@ def test_classes(tmp_path: Path, capsys) -> None:
         photo(n).save(folder / f"{n}.png")
     overrides = ["task=classification", "data=image_folder", f"data.root={tmp_path / 'images'}", f"runs={tmp_path}"]
     assert vlm(["check-data", *overrides]) == 0
-    assert found(capsys.readouterr().out) == {}
+    assert faults_of(capsys.readouterr().out) == {}
     shutil.copy(tmp_path / "images" / "train" / "cat" / "1.png", tmp_path / "images" / "train" / "dog" / "1.png")
     shutil.copy(tmp_path / "images" / "train" / "dog" / "2.png", tmp_path / "images" / "val" / "dog" / "2.png")
     (tmp_path / "images" / "val" / "dog" / "bad.png").write_bytes(b"no image")
     assert vlm(["check-data", *overrides]) == 1
-    kinds = found(capsys.readouterr().out)
+    kinds = faults_of(capsys.readouterr().out)
     assert kinds.keys() == {"unreadable image", "duplicate image", "image in two splits", "one image in two classes"}
 
 
@@ -172,12 +172,16 @@ def test_text(tmp_path: Path, capsys) -> None:
             (tmp_path / "text" / split / f"{n}.txt").write_text(f"Text {n} of {split}.\n" * 5)
     overrides = ["task=language_modeling", "data=text", f"data.root={tmp_path / 'text'}", f"runs={tmp_path}"]
     assert vlm(["check-data", *overrides]) == 0
-    assert found(capsys.readouterr().out) == {}
+    assert faults_of(capsys.readouterr().out) == {}
     shutil.copy(tmp_path / "text" / "train" / "0.txt", tmp_path / "text" / "train" / "9.txt")
     shutil.copy(tmp_path / "text" / "train" / "1.txt", tmp_path / "text" / "val" / "9.txt")
     (tmp_path / "text" / "train" / "8.txt").write_text("  \n")
     assert vlm(["check-data", *overrides]) == 1
-    assert found(capsys.readouterr().out).keys() == {"duplicate document", "document in two splits", "empty document"}
+    assert faults_of(capsys.readouterr().out).keys() == {
+        "duplicate document",
+        "document in two splits",
+        "empty document",
+    }
 
 
 def test_likeness() -> None:
@@ -247,6 +251,9 @@ def test_boxes_are_counted_and_drawn(clean: Path, tmp_path: Path, capsys) -> Non
     ]
     assert vlm(["check-data", *data, "--out", str(tmp_path / "page")]) == 0
     said = capsys.readouterr().out
-    assert found(said) == {} and "boxes       38 of 2 classes, 10 of dog to 28 of cat; 2 images without a box\n" in said
+    assert (
+        faults_of(said) == {}
+        and "boxes       38 of 2 classes, 10 of dog to 28 of cat; 2 images without a box\n" in said
+    )
     page = (tmp_path / "page" / "report.html").read_text()
     assert "cat 5 6 40 5" in page and page.count("<img") == 12 + 4 + 4

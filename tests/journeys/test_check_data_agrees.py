@@ -142,7 +142,7 @@ def translations(root: Path, samples: list[Sample]) -> list[str]:
     return ["task=translation", "data=translations", f"data.path={json_lines(root, rows)}"]
 
 
-def aligned(root: Path, samples: list[Sample]) -> list[str]:
+def write_aligned(root: Path, samples: list[Sample]) -> list[str]:
     for split in ("train", "val", "test"):
         part = [one for one in samples if one.split == split]
         (root / f"{split}.en").write_text("".join(f"{one.text}\n" for one in part))
@@ -192,7 +192,17 @@ IMAGES: list[Callable[[Path, list[Sample]], list[str]]] = [captions_csv, caption
 IMAGES += [questions, conversations, image_folder, image_table, shards, boxes, coco_boxes]
 TABLES = [captions_csv, captions_jsonl, coco, questions, conversations, image_table, texts, translations, squad]
 TABLES += [boxes, coco_boxes]
-TEXTS = [captions_jsonl, caption_folder, questions, conversations, image_table, texts, translations, aligned, conll]
+TEXTS = [
+    captions_jsonl,
+    caption_folder,
+    questions,
+    conversations,
+    image_table,
+    texts,
+    translations,
+    write_aligned,
+    conll,
+]
 TEXTS += [squad, text, shards]
 NAMED = [
     captions_csv,
@@ -209,7 +219,7 @@ ALL = list(dict.fromkeys([*IMAGES, *TABLES, *TEXTS]))
 TRAIN = [number for number in range(COUNT) if number % 10 < 8]
 
 
-def planted(fault: str, count: int, root: Path) -> tuple[list[Sample], list[str]]:
+def plant_fault(fault: str, count: int, root: Path) -> tuple[list[Sample], list[str]]:
     """The samples with a fault in some of train, and further overrides; images are written to the root."""
     samples = [sample(number) for number in range(COUNT)]
     for one in samples:
@@ -283,7 +293,7 @@ def agree(write: Callable[[Path, list[Sample]], list[str]], fault: str, count: i
     """Runs both commands, compares them, and returns what check-data says of training."""
     data = root / "data"
     data.mkdir()
-    samples, options = planted(fault, count, data)
+    samples, options = plant_fault(fault, count, data)
     arguments = write(data, samples)
     arguments += [*options, *overrides(arguments), f"runs={root / 'runs'}"]
     capsys.readouterr()
@@ -341,7 +351,7 @@ COLUMNS += [(questions, "answer"), (conversations, "conversation"), (image_table
 @pytest.mark.sample(slow=5)
 @pytest.mark.parametrize(("write", "column"), COLUMNS)
 def test_a_wrong_column_hides_no_other_fault(write: Any, column: str, tmp_path: Path, capsys: Any) -> None:
-    samples, _ = planted("missing image", 5, tmp_path)
+    samples, _ = plant_fault("missing image", 5, tmp_path)
     samples[20] = replace(samples[20], invalid=True)
     broken = next(one for one in samples[30:] if one.split == "train")
     (tmp_path / broken.image).write_bytes(b"no image")
@@ -359,7 +369,7 @@ def test_a_wrong_column_hides_no_other_fault(write: Any, column: str, tmp_path: 
 @pytest.mark.sample(plain=1, slow=1)
 @pytest.mark.parametrize("write", [texts, translations])
 def test_a_wrong_column_of_texts_hides_no_invalid_row(write: Any, tmp_path: Path, capsys: Any) -> None:
-    samples, _ = planted("invalid row", 5, tmp_path)
+    samples, _ = plant_fault("invalid row", 5, tmp_path)
     status, stops, _ = check(tmp_path, [*write(tmp_path, samples), "data.source.text_column=txt"], capsys)
     assert status == 1 and "no column 'txt' among 'text', " in stops[0] and "such as 'text'" in stops[0]
     assert "5 of 120 rows are invalid" in stops[1]
@@ -367,7 +377,7 @@ def test_a_wrong_column_of_texts_hides_no_invalid_row(write: Any, tmp_path: Path
 
 @pytest.mark.slow
 def test_all_faults_of_class_folders_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
-    samples, _ = planted("unreadable image", 5, tmp_path)
+    samples, _ = plant_fault("unreadable image", 5, tmp_path)
     arguments = image_folder(tmp_path, samples)
     root = tmp_path / "classes"
     for name in ("train/c", "train/d", "train/e", "train/f", "val/b", "val/x", "val/y"):
@@ -391,7 +401,7 @@ def test_all_faults_of_class_folders_are_found_in_one_run(tmp_path: Path, capsys
 
 @pytest.mark.slow
 def test_all_files_that_are_not_utf8_are_found_in_one_run(tmp_path: Path, capsys: Any) -> None:
-    samples, _ = planted("clean", 1, tmp_path)
+    samples, _ = plant_fault("clean", 1, tmp_path)
     labelled = tmp_path / "labelled"
     for one in samples:
         (labelled / one.split / one.label).mkdir(parents=True, exist_ok=True)
@@ -417,7 +427,7 @@ FEW_SAMPLES = [captions_csv, captions_jsonl, caption_folder, questions, conversa
 @pytest.mark.sample(slow=5)
 @pytest.mark.parametrize("write", [*FEW_SAMPLES, translations, conll, squad, shards])
 def test_splits_of_few_samples_are_noted(write: Any, tmp_path: Path, capsys: Any) -> None:
-    samples = planted("only train", 1, tmp_path)[0][:4]
+    samples = plant_fault("only train", 1, tmp_path)[0][:4]
     _, _, said = check(tmp_path, [*write(tmp_path, samples), "test=true"], capsys)
     one, none = "note: data: of 4 samples, 1 is in val, so", "note: data: of 4 samples, none is in test, so that"
     assert one in said or none in said, said

@@ -16,7 +16,7 @@ TASKS = {task: [f"data.source.{split}_{size}" for split in SPLITS] for task, siz
 SHIPPED = sorted(path.stem for path in (ROOT / "conf" / "task").glob("*.yaml"))
 
 
-def drawn(task, tmp_path, *overrides):
+def draw_samples(task, tmp_path, *overrides):
     config = compose([f"task={task}", f"runs={tmp_path}", *TASKS[task], *overrides], check)
     data = build_data(config)
     found = {}
@@ -32,10 +32,10 @@ def drawn(task, tmp_path, *overrides):
 @pytest.mark.sample(slow=2)
 @pytest.mark.parametrize("task", TASKS)
 def test_another_seed_of_the_run_has_the_same_data_in_another_order_and_one_of_the_data_has_others(task, tmp_path):
-    default, order = drawn(task, tmp_path)
-    other, reordered = drawn(task, tmp_path, "seed=1")
+    default, order = draw_samples(task, tmp_path)
+    other, reordered = draw_samples(task, tmp_path, "seed=1")
     assert other == default and (not order or order != reordered)
-    assert drawn(task, tmp_path, "data.seed=1")[0] != default
+    assert draw_samples(task, tmp_path, "data.seed=1")[0] != default
 
 
 @pytest.mark.sample(slow=2)

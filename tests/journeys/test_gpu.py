@@ -25,7 +25,7 @@ EXACT = ["model.size.dropout=0", "trainer.precision=32-true", "trainer.max_epoch
 UNMIXED = {"classification": ["task.mixup=0", "task.cutmix=0"]}
 
 
-def trained(task: str, trainer: str, runs: Path, *more: str) -> Path:
+def train_task(task: str, trainer: str, runs: Path, *more: str) -> Path:
     options = [*command(task), *EXACT, *UNMIXED.get(task, []), f"trainer={trainer}", f"runs={runs}", *more]
     assert main(options) == 0
     return only_run(runs)
@@ -48,8 +48,8 @@ def losses(folder: Path) -> list[float]:
     ],
 )
 def test_thirty_steps_are_those_of_a_cpu(task: str, compiled: str, device: str, tmp_path: Path) -> None:
-    truth = losses(trained(task, "cpu", tmp_path / "cpu"))
-    found = losses(trained(task, device, tmp_path / "other", f"compile={compiled}"))
+    truth = losses(train_task(task, "cpu", tmp_path / "cpu"))
+    found = losses(train_task(task, device, tmp_path / "other", f"compile={compiled}"))
     assert len(truth) == 30 and found == pytest.approx(truth, rel=5e-3)
 
 
@@ -58,21 +58,21 @@ def test_thirty_steps_are_those_of_a_cpu(task: str, compiled: str, device: str, 
 def test_a_step_never_waits(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = _TrainingEpochLoop.advance
 
-    def watched(loop: Any, *args: Any) -> None:
+    def watch_step(loop: Any, *args: Any) -> None:
         torch.cuda.set_sync_debug_mode("error" if 4 <= loop.global_step < 8 else "default")
         try:
             advance(loop, *args)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(_TrainingEpochLoop, "advance", watched)
+    monkeypatch.setattr(_TrainingEpochLoop, "advance", watch_step)
     rare = ["callbacks.checkpoints.every_n_steps=100", "trainer.log_every_n_steps=100", "trainer.limit_val_batches=0"]
-    trained(task, "gpu", tmp_path, *rare, "compile=false", "trainer.max_steps=9")
+    train_task(task, "gpu", tmp_path, *rare, "compile=false", "trainer.max_steps=9")
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_evaluation_and_captions_are_those_of_a_cpu(device: str, tmp_path: Path, capsys: Any) -> None:
-    checkpoint = best(trained("captioning", "cpu", tmp_path / "runs"))
+    checkpoint = best(train_task("captioning", "cpu", tmp_path / "runs"))
     scores, captions = [], []
     images = [str(path) for path in (ROOT / "data" / "sample").rglob("*.png")][:4]
     for name in ("cpu", {"gpu": "cuda"}.get(device, device)):
@@ -91,8 +91,8 @@ def test_evaluation_and_captions_are_those_of_a_cpu(device: str, tmp_path: Path,
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_resumed_run_goes_on(device: str, tmp_path: Path) -> None:
     options = ["compile=false", "schedule=constant", "schedule.warmup=0"]  # a schedule ends with the steps
-    whole = losses(trained("language_modeling", device, tmp_path / "whole", *options))
-    folder = trained("language_modeling", device, tmp_path / "parts", *options, "trainer.max_steps=16")
+    whole = losses(train_task("language_modeling", device, tmp_path / "whole", *options))
+    folder = train_task("language_modeling", device, tmp_path / "parts", *options, "trainer.max_steps=16")
     assert main([f"resume={folder}", "trainer.max_steps=30"]) == 0
     assert losses(folder) == pytest.approx(whole, rel=1e-3)
 
@@ -109,7 +109,7 @@ def test_steps_are_recorded_beside_a_thread_that_pins_memory() -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_gpus_take_the_steps_of_one(strategy: str, forks: ForkServer, tmp_path: Path) -> None:
-    one = losses(trained("language_modeling", "gpu", tmp_path / "one", "compile=false"))
+    one = losses(train_task("language_modeling", "gpu", tmp_path / "one", "compile=false"))
     options = [*command("language_modeling"), *EXACT, "compile=false", f"trainer={strategy}", "trainer.devices=2"]
     ended = forks.run(options, cwd=tmp_path)
     assert ended.status == 0, ended.output

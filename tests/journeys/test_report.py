@@ -190,7 +190,7 @@ def test_a_run_keeps_what_it_was_started_with(trained: Path, small: list[str]) -
         assert typed == [*small, "trainer.max_epochs=2", f"runs={trained.parents[1]}"]
 
 
-def stored(folder: Path, task: str, scores: dict[str, float], **files: object) -> str:
+def write_scores(folder: Path, task: str, scores: dict[str, float], **files: object) -> str:
     folder.mkdir(exist_ok=True)
     files |= {"metrics": {f"test/{name}": value for name, value in scores.items()}, "about": {"task": task}}
     for name, content in files.items():
@@ -206,10 +206,10 @@ def rows_of(captions: dict[str, str]) -> dict[str, dict]:
 
 
 def evaluation(folder: Path, captions: dict[str, str]) -> str:
-    return stored(folder, "captioning", {"loss": 1.0, "cider": 0.5}, details={"images": rows_of(captions)})
+    return write_scores(folder, "captioning", {"loss": 1.0, "cider": 0.5}, details={"images": rows_of(captions)})
 
 
-def compared(folder: Path, capsys) -> dict[str, list[float]]:
+def compare(folder: Path, capsys) -> dict[str, list[float]]:
     """The difference, and the ends of its interval, of each score of the evaluations `one` and `two`."""
     capsys.readouterr()
     assert vlm(["compare", str(folder / "one"), str(folder / "two")]) == 0
@@ -235,7 +235,7 @@ def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, c
     for name, languages in {"one": {"en": GOOD, "de": poor}, "two": {"de": GOOD}}.items():
         scores = {"cider": 0.5} | {f"cider_{language}": 0.5 for language in languages}
         details = {language: rows_of(captions) for language, captions in languages.items()}
-        folders.append(stored(tmp_path / name, "captioning", scores, details=details))
+        folders.append(write_scores(tmp_path / name, "captioning", scores, details=details))
     assert vlm(["compare", *folders]) == 0
     printed = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert re.search(r"\+\d.\d+ \(\+[\d.]+ to \+[\d.]+\)\*", printed["cider de"])
@@ -245,7 +245,7 @@ def test_captions_are_compared_in_each_language_that_both_have(tmp_path: Path, c
     assert capsys.readouterr().err == f"{warned}\n"
 
 
-def labelled(right: int, rows: list[dict]) -> list[dict]:
+def label_rows(right: int, rows: list[dict]) -> list[dict]:
     return [row | {"label": "a", "answer": "a", "predicted": "a" if n < right else "b"} for n, row in enumerate(rows)]
 
 
@@ -260,12 +260,14 @@ PHOTOS = [{"image_id": f"{n}.png"} for n in range(60)]  # of each, four question
 def test_each_kind_is_compared_by_what_is_drawn(task, rights, rows, tolerance, tmp_path: Path, capsys) -> None:
     """Texts are, and images of which there are several questions; the one is right of some, the other of more."""
     for name, right in zip(("one", "two"), rights, strict=True):
-        own = labelled(right, rows)
+        own = label_rows(right, rows)
         asked = [row | {"question": f"question {number}?"} for row in own for number in range(4)]
-        stored(tmp_path / name, task, {"accuracy": right / len(rows)}, predictions=own, details={"questions": asked})
+        write_scores(
+            tmp_path / name, task, {"accuracy": right / len(rows)}, predictions=own, details={"questions": asked}
+        )
     share = (rights[1] - rights[0]) / len(rows)
     spread = 1.96 * (share * (1 - share) / len(rows)) ** 0.5
-    gain, *ends = compared(tmp_path, capsys)["accuracy"]
+    gain, *ends = compare(tmp_path, capsys)["accuracy"]
     assert gain == share and ends == pytest.approx([share - spread, share + spread], abs=tolerance)
 
 
@@ -274,8 +276,8 @@ def test_answers_are_compared_question_by_question(tmp_path: Path, capsys) -> No
     scores = np.random.default_rng(0).uniform(0, 0.9, 50)
     for name, gain in (("one", 0.0), ("two", 0.1)):
         rows = [{"id": f"q{n}", "exact_match": 0.0, "f1": f1 + gain} for n, f1 in enumerate(scores)]
-        stored(tmp_path / name, "span_answering", {"f1": scores.mean() + gain}, details={"questions": rows})
-    assert compared(tmp_path, capsys)["F1"] == [0.1, 0.1, 0.1]
+        write_scores(tmp_path / name, "span_answering", {"f1": scores.mean() + gain}, details={"questions": rows})
+    assert compare(tmp_path, capsys)["F1"] == [0.1, 0.1, 0.1]
 
 
 def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
@@ -285,8 +287,8 @@ def test_tags_are_compared_sentence_by_sentence(tmp_path: Path, capsys) -> None:
         rows = [{"id": f"{n}", "words": ["Ada", "ran"], "tags": tags} for n in range(60)]
         rows = [row | {"predicted": tags if n < found else ["O", "O"]} for n, row in enumerate(rows)]
         f1 = 2 * found / (found + 60)
-        stored(tmp_path / name, "tagging", {"word_accuracy": 0.5 + found / 120, "span_f1": f1}, predictions=rows)
-    gains = compared(tmp_path, capsys)
+        write_scores(tmp_path / name, "tagging", {"word_accuracy": 0.5 + found / 120, "span_f1": f1}, predictions=rows)
+    gains = compare(tmp_path, capsys)
     spread = 1.96 * (1 / 3 * 2 / 3 / 60) ** 0.5 / 2  # of half the share of sentences that the other has and one lacks
     assert gains["word accuracy"] == pytest.approx([1 / 6, 1 / 6 - spread, 1 / 6 + spread], abs=0.012)
     assert gains["span F1"][0] == pytest.approx(0.8 - 0.5, abs=1e-4) and gains["span F1"][1] > 0.15
@@ -308,9 +310,9 @@ def test_translations_are_compared_as_sacrebleu_scores_them(tmp_path: Path, caps
         texts = {f"{n}": {"text": "x", "translation": one, "reference": other} for n, (one, other) in enumerate(rows)}
         scores = [metric.corpus_score(written, [references]).score for metric in (BLEU(), CHRF())]
         named = dict(zip(("bleu", "chrf"), scores, strict=True))
-        stored(tmp_path / name, "translation", named, details={"texts": texts})
+        write_scores(tmp_path / name, "translation", named, details={"texts": texts})
         truth.append(scores)
-    gains = compared(tmp_path, capsys)
+    gains = compare(tmp_path, capsys)
     for name, first, second in zip(("BLEU", "chrF"), *truth, strict=True):
         assert gains[name][0] == pytest.approx(second - first, abs=1e-3) and gains[name][1] > 0
 
@@ -319,18 +321,18 @@ def test_images_that_find_texts_are_compared_by_the_rank_of_their_own(tmp_path: 
     for name, rank in (("one", 6), ("two", 5)):
         rows = [{"image_id": f"{n}.png", "caption": "a", "rank": rank} for n in range(9)]
         recalls = {"text_recall_1": 0.0, "text_recall_5": float(rank == 5), "text_recall_10": 1.0, "recall": 0.5}
-        stored(tmp_path / name, "contrastive", recalls, predictions=rows)
-    gains = compared(tmp_path, capsys)
+        write_scores(tmp_path / name, "contrastive", recalls, predictions=rows)
+    gains = compare(tmp_path, capsys)
     assert [values for name, values in gains.items()] == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
 
 
 def test_what_cannot_be_compared_is_a_line(tmp_path: Path, capsys) -> None:
     one, other = (evaluation(tmp_path / name, dict.fromkeys(GOOD, "a")) for name in ("one", "two\x1b[31m"))
     rows = [{"image": "x.png", "label": "a", "predicted": "a"}]
-    classes = stored(tmp_path / "classes", "classification", {"loss": 1.0}, predictions=rows)
+    classes = write_scores(tmp_path / "classes", "classification", {"loss": 1.0}, predictions=rows)
     rows = [{"image": "y.png", "label": "a", "predicted": "a"}]
-    others = stored(tmp_path / "others", "classification", {"loss": 1.0}, predictions=rows)
-    texts = [stored(tmp_path / name, "language_modeling", {name: 1.0}) for name in ("bits_per_byte", "bleu")]
+    others = write_scores(tmp_path / "others", "classification", {"loss": 1.0}, predictions=rows)
+    texts = [write_scores(tmp_path / name, "language_modeling", {name: 1.0}) for name in ("bits_per_byte", "bleu")]
     metrics = tmp_path / "one" / "metrics.json"
     before = metrics.read_bytes()
     for arguments, status, said in (

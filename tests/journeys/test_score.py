@@ -32,10 +32,10 @@ def files(folder: Path, captions=CAPTIONS, references=REFERENCES) -> list[str]:
     results = [{"image_id": image, "caption": text} for image, text in captions.items()]
     notes = [{"image_id": image, "id": 0, "caption": text} for image, texts in references.items() for text in texts]
     whole = {"images": [{"id": image} for image in references], "annotations": notes}
-    return written(folder, results=results, references=whole)
+    return write_files(folder, results=results, references=whole)
 
 
-def written(folder: Path, **contents: object) -> list[str]:
+def write_files(folder: Path, **contents: object) -> list[str]:
     for name, content in contents.items():
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / f"{name}.json").write_text(text)
@@ -152,7 +152,7 @@ RESULT = [{"image_id": 1, "caption": "a"}]
     ],
 )
 def test_other_files_are_refused_in_a_line(results, references, said, tmp_path, capsys) -> None:
-    given = written(tmp_path, results=results, references=references)
+    given = write_files(tmp_path, results=results, references=references)
     assert vlm(["score", *given, "--no-java"]) in (1, 2)
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == "" and len(captured.err.splitlines()) == 1

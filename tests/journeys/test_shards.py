@@ -96,11 +96,11 @@ def test_check_data_compares_checksums(files, tmp_path, capsys) -> None:
 
 @pytest.mark.slow
 def test_shards_of_a_process_that_was_killed_are_not_taken_for_all(files, tmp_path, monkeypatch) -> None:
-    def killed(*_, **__):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("vlm.data.store.shard_sets.build_index", killed)
+        patch.setattr("vlm.data.store.shard_sets.build_index", interrupt)
         assert vlm(["shard", *files, "--out", str(tmp_path / "set"), "--shard-size", "7"]) == 130
     assert (tmp_path / "set" / "train" / "000000.tar").is_file()
     with pytest.raises(UserError, match=r"shards\.json: is not a valid manifest .*incomplete"):

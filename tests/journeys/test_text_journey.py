@@ -65,17 +65,17 @@ def tagged(treebank: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train([*own, *paths], tmp_path_factory.mktemp("runs"))
 
 
-def scored(run: Path, name: str = "metrics") -> Any:
+def read_scores(run: Path, name: str = "metrics") -> Any:
     return results(run / "evaluation" / "test", name)
 
 
 def test_a_table_of_sentences_is_learnt_and_reported(classified: Path) -> None:
-    metrics = scored(classified)
+    metrics = read_scores(classified)
     assert metrics["test/accuracy"] > 0.9 and metrics["test/accuracy@bag"] == 1.0
     expected = {"loss", "accuracy", "balanced_accuracy", "calibration_error", "f1"}
     expected |= {"accuracy@constant", "accuracy@bag", "accuracy@low", "accuracy@high"}
     assert metrics.keys() == {f"test/{name}" for name in expected}
-    predictions, details = scored(classified, "predictions"), scored(classified, "details")
+    predictions, details = read_scores(classified, "predictions"), read_scores(classified, "details")
     assert {"id", "text", "label", "predicted", "probability", "top"} == predictions[0].keys()
     of_class = [(each["label"], each["predicted"]) for each in predictions]
     both, taken, true = of_class.count(("1", "1")), *([*side].count("1") for side in zip(*of_class, strict=True))
@@ -118,14 +118,14 @@ def test_wrong_usage_is_status_2(classified: Path, tagged: Path, capsys) -> None
 
 
 def test_words_are_tagged_and_none_is_lost(tagged: Path, capsys) -> None:
-    metrics = scored(tagged)
+    metrics = read_scores(tagged)
     names = {"loss", "word_accuracy", "span_precision", "span_recall", "span_f1"}
     names |= {f"{name}@{end}" for name in ("word_accuracy", "span_f1") for end in ("low", "high")}
     of_control = {"word_accuracy", "span_precision", "span_recall", "span_f1"}
     names |= {f"{name}@{control}" for name in of_control for control in ("frequent", "constant")}
     assert metrics.keys() == {f"test/{name}" for name in names}
     assert metrics["test/word_accuracy"] > 0.9 and metrics["test/span_f1"] > 0.9
-    long = next(each for each in scored(tagged, "predictions") if len(each["words"]) == 19)
+    long = next(each for each in read_scores(tagged, "predictions") if len(each["words"]) == 19)
     assert len(long["predicted"]) == len(long["tags"]) == 19  # its 80 characters are more than a row of 16
     texts = [part for text in ("a 7", "b 7", " ".join(long["words"])) for part in ("--text", text)]
     assert vlm(["tag", "-c", best(tagged), *texts, *CPU]) == 0

@@ -27,20 +27,20 @@ def clock(monkeypatch):
     found = SimpleNamespace(now=100.0, perf_counter=lambda: found.now, monotonic=lambda: found.now)
 
     def slower(own, seconds):
-        def passed(*args, **kwargs):
+        def pass_time(*args, **kwargs):
             found.now += seconds
             return own(*args, **kwargs)
 
-        return passed
+        return pass_time
 
     by_step = StepLoader._by_step
 
-    def fetched(loader, batches):
+    def fetch_batches(loader, batches):
         for batch in by_step(loader, batches):
             found.now += 2.0
             yield batch
 
-    monkeypatch.setattr(StepLoader, "_by_step", fetched)
+    monkeypatch.setattr(StepLoader, "_by_step", fetch_batches)
     for name, seconds in (("training_step", 6.0), ("on_validation_epoch_end", 1000.0)):
         monkeypatch.setattr(Task, name, slower(getattr(Task, name), seconds))
     for module in (throughput, step_loader):

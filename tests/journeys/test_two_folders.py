@@ -50,13 +50,13 @@ def parts(tmp_path_factory):
     return place
 
 
-def joined(parts, encoder, decoder, *overrides):
+def join_arguments(parts, encoder, decoder, *overrides):
     """The arguments of a training."""
     own = [text.replace("ENCODER", str(parts / encoder)).replace("DECODER", str(parts / decoder)) for text in JOIN]
     return [*own, *SCENES, *SHORT, *overrides]
 
 
-def trained(folder, arguments):
+def train_run(folder, arguments):
     assert main([*arguments, f"runs={folder}"]) == 0
     return only_run(folder)
 
@@ -71,8 +71,8 @@ def trained(folder, arguments):
     ],
 )
 def test_a_projector_learns_between_two_folders(tmp_path, parts, encoder, decoder, options, states):
-    arguments = joined(parts, encoder, decoder, FROZEN, "test=false", *options)
-    run = trained(tmp_path / "runs", arguments)
+    arguments = join_arguments(parts, encoder, decoder, FROZEN, "test=false", *options)
+    run = train_run(tmp_path / "runs", arguments)
     loaded = read(run / "checkpoints" / "last.ckpt")
     for name, tensor in read(parts / decoder)["state_dict"].items():
         assert tensor.equal(loaded["state_dict"][name.replace("model.", "model.decoder.", 1)]), name
@@ -82,9 +82,9 @@ def test_a_projector_learns_between_two_folders(tmp_path, parts, encoder, decode
 
 @pytest.mark.slow
 def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, monkeypatch, capsys):
-    first = trained(tmp_path / "first", joined(parts, "clip_vision", "small.gguf", FROZEN, "test=false"))
-    adapted = joined(parts, "clip_vision", "small.gguf", "model/adapt=lora", f"model.init_from={first}")
-    whole = trained(tmp_path / "whole", adapted)
+    first = train_run(tmp_path / "first", join_arguments(parts, "clip_vision", "small.gguf", FROZEN, "test=false"))
+    adapted = join_arguments(parts, "clip_vision", "small.gguf", "model/adapt=lora", f"model.init_from={first}")
+    whole = train_run(tmp_path / "whole", adapted)
     with monkeypatch.context() as patch:
         interrupt_at(2, signal.SIGTERM, patch)
         assert main([*adapted, f"runs={tmp_path / 'stopped'}"]) == 143
@@ -111,8 +111,8 @@ def test_stages_resume_to_the_bit_and_their_captions_go_out(tmp_path, parts, mon
 @pytest.mark.slow
 def test_conversations_train_the_joined_model_that_answers_and_chats(tmp_path, parts):
     own = ["task=conversations", "data.max_len=96", "test=false", "task.max_tokens=6"]
-    arguments = [text for text in joined(parts, "siglip", "llama", *own) if "val_captions" not in text]
-    run = trained(tmp_path, arguments)
+    arguments = [text for text in join_arguments(parts, "siglip", "llama", *own) if "val_captions" not in text]
+    run = train_run(tmp_path, arguments)
     model = vlm_api.load(run, device="cpu", precision="fp32")
     asked = [
         "what color is the small cross?",
@@ -135,8 +135,8 @@ def test_prompts_have_the_form_of_the_decoders_chat_template(tmp_path, parts, ca
     """In training, evaluation and chat; a second stage goes on with it, and none turns it off."""
     theirs = saved_chat(tmp_path / "chat", "chatml")
     own = ["task=conversations", "test=false", "task.max_tokens=6", f"model.decoder.path={tmp_path / 'chat'}"]
-    arguments = [text for text in joined(parts, "siglip", "llama", *own) if "val_captions" not in text]
-    first = trained(tmp_path / "first", arguments)
+    arguments = [text for text in join_arguments(parts, "siglip", "llama", *own) if "val_captions" not in text]
+    first = train_run(tmp_path / "first", arguments)
     about = read(first)["vlm"]
     form, tokenizer = PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"])
     assert form.states == 9 and form.image_id is None
@@ -152,12 +152,12 @@ def test_prompts_have_the_form_of_the_decoders_chat_template(tmp_path, parts, ca
     "".join(session.stream("what is it?"))
     prompt = form.conversation(tokenizer, [Turn("user", "what is it?", (0,))]).tokens
     assert session.tokens()[: len(prompt)] == prompt
-    second = trained(tmp_path / "second", [*arguments, f"model.init_from={first}"])
+    second = train_run(tmp_path / "second", [*arguments, f"model.init_from={first}"])
     assert read(second)["vlm"]["form"] == about["form"]
     assert vlm(["evaluate", "-c", best(second), "--out", str(tmp_path / "scores")]) == 0
     assert results(tmp_path / "scores")["test/loss"] > 0
 
-    plain = trained(tmp_path / "plain", [*arguments, "model.chat_template=none"])
+    plain = train_run(tmp_path / "plain", [*arguments, "model.chat_template=none"])
     assert read(plain)["vlm"]["form"]["chat"]["plain"] is True
     capsys.readouterr()
     assert main([*arguments, "model.chat_template=chatml", f"runs={tmp_path}"]) == 2
@@ -196,6 +196,6 @@ TURNS = [
     ],
 )
 def test_parts_that_do_not_join_are_refused_in_a_line(tmp_path, parts, capfd, encoder, decoder, options, words):
-    assert main(joined(parts, encoder, decoder, *options, f"runs={tmp_path}")) == 2
+    assert main(join_arguments(parts, encoder, decoder, *options, f"runs={tmp_path}")) == 2
     error = next(line for line in capfd.readouterr().err.splitlines() if line.startswith("error: "))
     assert re.search(words, error), error

@@ -75,7 +75,7 @@ def recurrent_encoder(**options):
     return lambda: RecurrentEncoder(vocab_size=V, max_len=MAX_LEN, dim=D, depth=2, **options)
 
 
-def pooled(pool):
+def make_classifier(pool):
     return Classifier(encoder=vit(class_token=pool == "class"), num_classes=5, pool=pool)
 
 
@@ -118,7 +118,7 @@ BUILDERS = {
     "WordEncoder": [word_encoder],
     "WordConvolution": [lambda: WordConvolution(dim=D, dropout=0.0)],
     "DualEncoder": [dual("mean"), dual("class"), dual("attention")],
-    "Classifier": [partial(pooled, pool) for pool in ("mean", "class", "attention")],
+    "Classifier": [partial(make_classifier, pool) for pool in ("mean", "class", "attention")],
     "PoolingClassifier": [],  # the base of Classifier and of the next
     "SequenceClassifier": [lambda: SequenceClassifier(encoder=text_encoder(), num_classes=3, transform=True)],
     "TokenClassifier": [lambda: TokenClassifier(encoder=text_encoder(), num_classes=3)],

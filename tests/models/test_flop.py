@@ -34,7 +34,7 @@ def decoder(**options) -> Decoder:
 
 
 @sdpa_kernel(SDPBackend.MATH)
-def counted(step) -> int:
+def count_flop(step) -> int:
     """As torch counts; in plain products, for its count of the CPU's fused attention came only after 2.11."""
     with FlopCounterMode(display=False) as counter:
         step()
@@ -52,7 +52,7 @@ def reader(**options) -> TextEncoder:
 
 def check(model, work: Work, predicted: int, step) -> None:
     """Compares the count of a forward pass with torch's."""
-    assert sum(model_flop(model, image_size=32).forward(work, predicted).values()) == counted(step)
+    assert sum(model_flop(model, image_size=32).forward(work, predicted).values()) == count_flop(step)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_other_encoders_are_measured() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     encoder.train().backbone.eval()
     flop = model_flop(model, image_size=64)
-    assert flop.image == counted(lambda: encoder(torch.zeros(1, 3, 64, 64)))
+    assert flop.image == count_flop(lambda: encoder(torch.zeros(1, 3, 64, 64)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert encoder.training and not any(part.training for part in encoder.backbone.modules())
 
@@ -141,10 +141,10 @@ def test_features_that_were_kept_are_only_projected() -> None:
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(context_dim=24))
     features, flop = Features(torch.zeros(5, 4, 512)), model_flop(model, image_size=64)
     forward = flop.forward(Work(5, 5, 11, cached=True), 0)
-    assert sum(forward.values()) == counted(lambda: model(features, tokens(5, 11), tokens(5, 11) + 1))
+    assert sum(forward.values()) == count_flop(lambda: model(features, tokens(5, 11), tokens(5, 11) + 1))
     kept, made = (flop.training(Work(5, cached=kept), 0) for kept in (True, False))
     assert kept == 3 * 2 * 5 * 4 * 512 * 24  # the projection learns
-    assert made - kept == 5 * counted(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
+    assert made - kept == 5 * count_flop(lambda: encoder.features(torch.zeros(1, 3, 64, 64)))  # once, for it does not
 
 
 @pytest.mark.slow
@@ -159,10 +159,10 @@ def test_a_training_step_is_three_forward_passes() -> None:
         captioner.head(captioner(torch.zeros(5, 3, 32, 32), tokens(5, 11))).sum().backward()
 
     first = 2 * 5 * 16 * 24 * 3 * 8 * 8  # of the patches' embedding, whose input is the image
-    assert model_flop(captioner, image_size=32).training(work, 55) - first == counted(step)
+    assert model_flop(captioner, image_size=32).training(work, 55) - first == count_flop(step)
     captioner.encoder.requires_grad_(False)
     states = 2 * 5 * 16 * 24 * 2 * 20 * 2  # their gradient, of both blocks, goes nowhere
-    assert model_flop(captioner, image_size=32).training(work, 55) - states == counted(step)
+    assert model_flop(captioner, image_size=32).training(work, 55) - states == count_flop(step)
 
 
 def test_models_of_other_kinds_are_not_counted() -> None:
@@ -188,7 +188,7 @@ def test_text_to_text() -> None:
         return model.head(model(tokens(5, 7), tokens(5, 11))).sum()
 
     check(model, work, 55, step)
-    assert model_flop(model).training(work, 55) == counted(lambda: step().backward())
+    assert model_flop(model).training(work, 55) == count_flop(lambda: step().backward())
 
 
 RECURRENT = {"vocab_size": 50, "max_len": 16, "dim": 20}
@@ -215,4 +215,4 @@ def test_forerunners(name: str) -> None:
         bridge = 5 * 2 * sum(layer.weight.numel() for layer in model.decoder.bridge.projections)
     with torch.backends.mkldnn.flags(enabled=False):  # whose recurrent layers torch does not count
         found = sum(model_flop(model).forward(work, 55).values())
-        assert found + bridge == counted(lambda: model.head(model(*read, tokens(5, 11))))
+        assert found + bridge == count_flop(lambda: model.head(model(*read, tokens(5, 11))))

@@ -83,7 +83,7 @@ def test_every_parameter_gets_a_gradient(vit):
     assert not [name for name, p in vit.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
-def permuted(images, order):
+def permute_patches(images, order):
     """The images with their patches in another order."""
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]  # (B, 3, S, 8, 8)
     return patches.unflatten(2, (3, 3)).transpose(3, 4).reshape(2, 3, 24, 24)
@@ -92,14 +92,14 @@ def permuted(images, order):
 def test_patches_are_told_apart_by_their_place_only(request, vit):
     name = request.node.callspec.params["vit"]
     images, order = torch.randn(2, 3, 24, 24), torch.randperm(9)
-    before, after = vit(images).states[:, -9:][:, order], vit(permuted(images, order)).states[:, -9:]
+    before, after = vit(images).states[:, -9:][:, order], vit(permute_patches(images, order)).states[:, -9:]
     if name == "no_positions":
         torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
     elif name != "conv_stem":  # whose patches see those beside them
         assert (after - before).abs().max() > 0.01
         if name in ("grid", "class_token", "two_tokens", "embed_norm", "post_norm", "modern"):
             nn.init.zeros_(vit.positions.weight)
-            before, after = vit(images).states[:, -9:][:, order], vit(permuted(images, order)).states[:, -9:]
+            before, after = vit(images).states[:, -9:][:, order], vit(permute_patches(images, order)).states[:, -9:]
             torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
 
 

@@ -183,7 +183,7 @@ def test_recording_changes_nothing_and_ends(scramble, options):
     layers = [scramble(SelfAttention(dim=8, num_heads=2, dropout=0.3, **options)).train() for _ in range(2)]
     x = torch.randn(3, 6, 8)
 
-    def trained():
+    def train_layers():
         torch.manual_seed(1)
         for layer in layers:
             layer.zero_grad()
@@ -191,10 +191,10 @@ def test_recording_changes_nothing_and_ends(scramble, options):
         out.square().sum().backward()
         return [out, *(parameter.grad.clone() for layer in layers for parameter in layer.parameters())]
 
-    without = trained()
+    without = train_layers()
     with record_attention(*layers) as records:
-        within = trained()
-        trained()
+        within = train_layers()
+        train_layers()
     assert all(torch.equal(a, b) for a, b in zip(without, within, strict=True))
     assert [len(record) for record in records] == [2, 2]
     assert all(not weights.requires_grad for record in records for weights in record)

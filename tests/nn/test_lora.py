@@ -8,7 +8,7 @@ from vlm.nn.blocks import BlockConfig, DecoderBlock
 from vlm.nn.lora import LoRA, merge_adapters
 
 
-def adapted(block, **changes):
+def adapt_block(block, **changes):
     lora = LoRA(**{"rank": 3, "alpha": 6, "projections": ["qkv", "cross_attn.q"]} | changes)
     return lora, lora.adapt(block)
 
@@ -22,14 +22,14 @@ def block():
 def test_nothing_changes_at_the_start(block):
     x, states = torch.randn(2, 5, 12), torch.randn(2, 4, 8)
     before, names = block(x, context=block.keys_values(states)), set(block.state_dict())
-    assert adapted(block)[1] == 2
+    assert adapt_block(block)[1] == 2
     assert torch.equal(block(x, context=block.keys_values(states)), before)
     assert names < set(block.state_dict())
 
 
 def test_a_layer_computes_the_formula_and_so_do_merged_weights(block):
     weight, bias = block.attn.qkv.weight.clone(), block.attn.qkv.bias.clone()
-    lora, _ = adapted(block)
+    lora, _ = adapt_block(block)
     layer, x = block.attn.qkv, torch.randn(2, 5, 12)
     nn.init.normal_(layer.lora_b)
     whole = weight + 6 / 3 * layer.lora_b @ layer.lora_a

@@ -45,7 +45,7 @@ def container() -> Iterator[list[Path]]:
                 group.rmdir()
 
 
-def within(groups: list[Path], *command: str, cwd: Path) -> subprocess.CompletedProcess:
+def run_within(groups: list[Path], *command: str, cwd: Path) -> subprocess.CompletedProcess:
     enter = " ".join(f"echo $$ > {group}/cgroup.procs &&" for group in groups)
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environment["PYTHONPATH"] = str(ROOT)
@@ -55,16 +55,16 @@ def within(groups: list[Path], *command: str, cwd: Path) -> subprocess.Completed
 
 @pytest.mark.slow
 def test_threads_and_workers_follow_the_quota(container, tmp_path) -> None:
-    done = within(container, "-c", SHOW, cwd=tmp_path)
+    done = run_within(container, "-c", SHOW, cwd=tmp_path)
     assert done.stdout.split() == ["1", "1", str(MEMORY)], done.stderr
 
 
 @pytest.mark.slow
 def test_the_main_job_and_captions(container, tmp_path) -> None:
     few = ["trainer.max_steps=4", "trainer.max_epochs=-1", "data.source.val_scenes=16", "data.source.test_scenes=16"]
-    done = within(container, str(ROOT / "train.py"), *few, f"runs={tmp_path}/runs", cwd=tmp_path)
+    done = run_within(container, str(ROOT / "train.py"), *few, f"runs={tmp_path}/runs", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (checkpoint,) = tmp_path.glob("runs/*/*/checkpoints/best.ckpt")
     sample = ROOT / "data" / "sample"
-    done = within(container, "-m", "vlm", "caption", str(sample), "-c", str(checkpoint), cwd=tmp_path)
+    done = run_within(container, "-m", "vlm", "caption", str(sample), "-c", str(checkpoint), cwd=tmp_path)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == len(list(sample.glob("*.png"))), done.stderr

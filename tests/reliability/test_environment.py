@@ -59,11 +59,11 @@ def run(request, tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedP
         assert "Traceback" not in done.stderr and "atplotlib" not in done.stderr, done.stderr
         return done
 
-    def each(commands: list[list[str]]) -> list[tuple[int, str]]:
+    def run_each(commands: list[list[str]]) -> list[tuple[int, str]]:
         """The status of each command, and what it wrote to stderr."""
         return ends(run(str(HELPERS / "forks.py"), json.dumps(commands)).stderr)
 
-    run.code, run.here, run.root, run.each = code, here, tmp_path, each  # type: ignore[attr-defined]
+    run.code, run.here, run.root, run.each = code, here, tmp_path, run_each  # type: ignore[attr-defined]
     yield run
     subprocess.run(["umount", str(small)], check=True)
 

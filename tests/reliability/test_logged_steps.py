@@ -19,7 +19,7 @@ OPTIONS = ["schedule=constant", "schedule.warmup=0", "logger=tensorboard", "test
 SMALL = command("language_modeling", *OPTIONS)
 
 
-def logged(folder: Path) -> dict[str, Any]:
+def read_logs(folder: Path) -> dict[str, Any]:
     """What the loggers of a run have, without what depends on the clock."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
@@ -33,7 +33,7 @@ def logged(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """What uninterrupted runs of two and a half epochs logged, by the batches of a step."""
-    return {size: logged(train(tmp_path_factory.mktemp("whole"), size, 20 // size)) for size in (1, 2)}
+    return {size: read_logs(train(tmp_path_factory.mktemp("whole"), size, 20 // size)) for size in (1, 2)}
 
 
 def train(runs: Path, size: int, steps: int) -> Path:
@@ -48,7 +48,7 @@ def test_a_run_that_ended_with_an_epoch_goes_on(size: int, whole, tmp_path: Path
     folder = train(tmp_path, size, BATCHES // size)
     for steps in (2 * BATCHES // size, 20 // size):
         assert main([f"resume={folder}", f"trainer.max_steps={steps}"]) == 0
-    assert logged(folder) == whole[size]
+    assert read_logs(folder) == whole[size]
     assert [row["step"] for row in whole[size]["metrics.csv"]] == [str(step) for step in range(20 // size)]
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on(size: int, whole, tmp_pat
             assert main(given) == 143, batch
         given = [f"resume={only_run(tmp_path)}"]
     assert main(given) == 0
-    assert logged(only_run(tmp_path)) == whole[size]
+    assert read_logs(only_run(tmp_path)) == whole[size]
 
 
 def batches(size: int) -> list[str]:
@@ -80,5 +80,5 @@ def test_two_processes_go_on(size: int, forks: ForkServer, tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         for options in runs:
             assert all(end.status == 0 for end in run_two(forks, options, cwd=tmp_path / name, timeout=120))
-    whole, ended = (logged(only_run(tmp_path / name / "runs")) for name in ("whole", "ended"))
+    whole, ended = (read_logs(only_run(tmp_path / name / "runs")) for name in ("whole", "ended"))
     assert ended == whole

@@ -33,7 +33,7 @@ def counts(sample, full):
     return pytest.mark.parametrize("count", values)
 
 
-def tried(function, argv, what, capfd):
+def try_command(function, argv, what, capfd):
     """The exit status, after checking that the command ended soon, in little memory, and with at most one error."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
@@ -50,7 +50,7 @@ def tried(function, argv, what, capfd):
     return status
 
 
-def damaged(content, dice):
+def damage(content, dice):
     """The bytes cut, with some of them others, or with a part said twice."""
     content, kind = bytearray(content), dice.randrange(3)
     if kind == 0:
@@ -71,14 +71,14 @@ def test_any_checkpoint_is_used_or_refused(kind, count, tmp_path, capfd):
     for number in range(count):
         path = tmp_path / f"{number}.ckpt"
         if kind == "bytes":
-            path.write_bytes(damaged(whole, dice))
+            path.write_bytes(damage(whole, dice))
             what = f"bytes {number}"
         else:
             content = torch.load(io.BytesIO(whole), weights_only=True)
             what = change(content["vlm"] if dice.random() < 0.8 else content, dice)
             torch.save(content, path)
         argv = ["caption", str(SAMPLE / "test-0-000000.png"), "-c", str(path)]
-        statuses.append(tried(vlm, argv, what, capfd))
+        statuses.append(try_command(vlm, argv, what, capfd))
         path.unlink()
     assert {*statuses} == ({0, 2} if kind == "values" else {2})  # checksums stand for all bytes
 
@@ -88,7 +88,7 @@ def rows():
     return [{"image": f"{i % 6}.png", "caption": f"a red circle {i}", "split": "train"} for i in range(20)]
 
 
-def written(kind):
+def write_table(kind):
     """The table as a file of this kind."""
     if kind == "csv":
         text = io.StringIO()
@@ -110,7 +110,7 @@ def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
     dice, statuses = random.Random(kind), []
     for number in range(6):
         shutil.copy(SAMPLE / f"test-0-00000{number}.png", tmp_path / f"{number}.png")
-    whole = written(kind)
+    whole = write_table(kind)
     options = ["data=captions", f"data.root={tmp_path}", "data.image_size=32"]
     for number in range(count):
         path = tmp_path / f"table{number}.{kind}"
@@ -119,9 +119,9 @@ def test_any_table_is_read_or_refused(kind, count, tmp_path, capfd):
             what = change(content, dice)
             path.write_text("\n".join(map(json.dumps, content)))
         else:
-            path.write_bytes(damaged(whole, dice))
+            path.write_bytes(damage(whole, dice))
             what = f"bytes {number}"
-        statuses.append(tried(vlm, ["check-data", *options, f"data.path={path}"], what, capfd))
+        statuses.append(try_command(vlm, ["check-data", *options, f"data.path={path}"], what, capfd))
         path.unlink()
     assert {1, 2} & {*statuses}
 
@@ -139,5 +139,5 @@ def test_any_override_is_taken_or_refused(task, count, tmp_path, capfd, monkeypa
         if key == "compile" and value:
             continue  # compiling takes longer than any other option
         override = f"{key}={'null' if value is None else json.dumps(value)}"
-        statuses.append(tried(main, [*usual, override], override, capfd))
+        statuses.append(try_command(main, [*usual, override], override, capfd))
     assert {0, 2} <= {*statuses}

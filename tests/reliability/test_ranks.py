@@ -29,7 +29,7 @@ def run_as_a_user(forks: ForkServer, kind: str, rank: int, cwd: Path, *more: str
     return ended
 
 
-def left(folder: Path) -> list[str]:
+def list_processes(folder: Path) -> list[str]:
     """Command lines of living processes that know this folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
@@ -47,9 +47,9 @@ def check_left_whole(folder: Path) -> None:
     saved = ckpt.read(only_run(folder / "runs") / "checkpoints" / "last.ckpt")
     assert saved["global_step"] == 4
     until = time.monotonic() + 20  # a loader's worker looks every five seconds whether its owner lives
-    while left(folder) and time.monotonic() < until:
+    while list_processes(folder) and time.monotonic() < until:
         time.sleep(0.2)
-    assert not left(folder)
+    assert not list_processes(folder)
 
 
 RAISED = ["RuntimeError: the original fault"]

@@ -41,7 +41,7 @@ def change_config(folder: Path, change) -> None:
         write(path, loaded)
 
 
-def refused(forks: ForkServer, cwd: Path, *args: str) -> str:
+def read_refusal(forks: ForkServer, cwd: Path, *args: str) -> str:
     """What is said when a command is refused, having changed nothing."""
     before = listing(cwd)
     ended = forks.run(args, cwd=cwd)
@@ -62,7 +62,7 @@ def test_data_that_are_not_as_they_were_are_refused(forks, cwd) -> None:
     own = yaml.safe_load(path.read_text())
     own["data"]["source"]["seed"] = 9
     path.write_text(yaml.safe_dump(own))
-    said = refused(forks, cwd, "resume=last")
+    said = read_refusal(forks, cwd, "resume=last")
     assert "fingerprint" in said
 
 
@@ -70,14 +70,14 @@ def test_data_that_are_not_as_they_were_are_refused(forks, cwd) -> None:
 def test_a_checkpoint_in_the_folder_of_another_run_is_refused_naming_both(forks, cwd) -> None:
     path = only_run(cwd / "runs") / "config.yaml"
     path.write_text(path.read_text().replace("seed: 3\n", "seed: 5\n", 1))
-    said = refused(forks, cwd, "resume=last")
+    said = read_refusal(forks, cwd, "resume=last")
     assert "another run" in said and "seed=5" in said and "seed=3" in said
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_lies_elsewhere_is_refused(forks, cwd) -> None:
     shutil.copy(only_run(cwd / "runs") / "checkpoints" / "last.ckpt", cwd / "moved.ckpt")
-    assert "config.yaml" in refused(forks, cwd, "resume=moved.ckpt")
+    assert "config.yaml" in read_refusal(forks, cwd, "resume=moved.ckpt")
 
 
 @pytest.mark.slow
@@ -90,11 +90,11 @@ def test_a_run_that_still_goes_on_cannot_be_resumed(forks, tmp_path) -> None:
     assert ended.status == 2 and "another process" in ended.output, ended.output
     os.kill(pid, signal.SIGKILL)
     assert forks.wait(pid, 10)
-    assert "at least 1" in refused(forks, tmp_path, "resume=last", "trainer.max_epochs=0")
+    assert "at least 1" in read_refusal(forks, tmp_path, "resume=last", "trainer.max_epochs=0")
     done = ckpt.read(only_run(tmp_path / "runs") / "checkpoints" / "last.ckpt")["epoch"]
     ended = forks.run(["resume=last", f"trainer.max_epochs={done + 2}"], cwd=tmp_path)
     assert ended.status == 0, ended.output
-    assert "less than" in refused(forks, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
+    assert "less than" in read_refusal(forks, tmp_path, "resume=last", f"trainer.max_epochs={done + 1}")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "t.csv"
 
 
-def trained(table: Path, *more: str) -> int:
+def train_table(table: Path, *more: str) -> int:
     small = ["trainer=cpu", "model.size.dim=32", "model.size.num_heads=2", "data.num_workers=0", "data.image_size=32"]
     small += ["data.batch_size=4", "trainer.max_steps=2", "trainer.max_epochs=-1", "test=false"]
     return main(["data=captions", f"data.root={table.parent}", f"data.path={table}", *small, *more])
@@ -54,7 +54,7 @@ def trained(table: Path, *more: str) -> int:
 def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    assert trained(table, given) == 2
+    assert train_table(table, given) == 2
     lines = capsys.readouterr().err.splitlines()
     said = "\n".join(text for text in lines if not text.startswith("note: data: of 20 samples, "))
     assert said.startswith(f"error: {line}") and "Traceback" not in said
@@ -64,17 +64,17 @@ def test_a_config_that_cannot_work_is_a_line(table, given, line, tmp_path, capsy
 def test_addresses_of_the_web_are_not_fetched(table, tmp_path, capsys) -> None:
     web = tmp_path / "web.csv"
     web.write_text(table.read_text().replace("#", "https://example.com/#"))
-    assert trained(web) == 2
+    assert train_table(web) == 2
     assert "web.csv: contains URLs instead of file names" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert trained(table, "data.max_len=4") == 0
+    assert train_table(table, "data.max_len=4") == 0
     said = capsys.readouterr().out
     assert "truncated   19 different captions exceed data.max_len=4 tokens; raise it" in said
-    assert trained(table) == 0
+    assert train_table(table) == 0
     assert "truncated" not in capsys.readouterr().out
 
 
@@ -82,7 +82,7 @@ def test_captions_that_are_truncated_are_counted(table, tmp_path, capsys, monkey
 def test_names_with_any_sign_train_caption_and_go_on(table, tmp_path, capsys, monkeypatch) -> None:
     runs = tmp_path / "runs = 50% #1, 狗@x"
     monkeypatch.chdir(tmp_path)
-    assert trained(table, f"runs={runs}") == 0
+    assert train_table(table, f"runs={runs}") == 0
     (run_folder,) = runs.glob("*/20*")
     assert main([f"resume={run_folder}", "trainer.max_steps=3"]) == 0
     capsys.readouterr()

@@ -41,7 +41,7 @@ def truth() -> list[dict]:
     return [vars(text) for text in predict_inputs(predictor_of(CAPTIONER), IMAGES)]
 
 
-def same(results: list[dict], truth: list[dict]) -> bool:
+def is_same(results: list[dict], truth: list[dict]) -> bool:
     texts = [(one["text"], one["tokens"]) for one in results] == [(one["text"], one["tokens"]) for one in truth]
     return texts and [one["logprob"] for one in results] == pytest.approx([one["logprob"] for one in truth], abs=1e-4)
 
@@ -52,10 +52,10 @@ def test_images_come_in_any_form(truth):
     answer = http.post("/predict", content=one, headers={"Content-Type": "image/png"})
     assert answer.status_code == 200 and list(answer.json()) == ["results"]
     assert set(answer.json()["results"][0]) == {"text", "logprob", "confidence", "tokens", "times"}
-    assert same(answer.json()["results"], truth[:1])
+    assert is_same(answer.json()["results"], truth[:1])
     for start in ("", "data:image/png;base64,"):
         answer = http.post("/predict", json={"image": start + base64.b64encode(other).decode()})
-        assert same(answer.json()["results"], truth[1:2])
+        assert is_same(answer.json()["results"], truth[1:2])
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ def service(most: int):
     return running(app, http=Connection, ws="none", log_level="error", **limits)
 
 
-def connected(port: int, *sent: bytes) -> socket.socket:
+def connect(port: int, *sent: bytes) -> socket.socket:
     line = socket.create_connection(("127.0.0.1", port), timeout=10)
     for part in sent:
         line.sendall(part)
     return line
 
 
-def closed(line: socket.socket) -> bool:
+def is_closed(line: socket.socket) -> bool:
     """Whether the service closes a connection without an answer."""
     with suppress(ConnectionError):
         return line.recv(100) == b""
@@ -57,25 +57,25 @@ def short(monkeypatch):
 
 def test_a_header_that_does_not_end_closes(short):
     with service(8) as port:
-        silent, trickling = connected(port), connected(port, HEAD)
+        silent, trickling = connect(port), connect(port, HEAD)
         start = time.monotonic()
         with suppress(ConnectionError):
             while time.monotonic() - start < 8:
                 trickling.sendall(b"X: y\r\n")
                 time.sleep(0.05)
         assert time.monotonic() - start < 8
-        assert closed(silent) and closed(trickling)
+        assert is_closed(silent) and is_closed(trickling)
 
 
 def test_the_header_of_a_second_request_has_its_time_too(short):
-    with service(8) as port, connected(port, HEALTH) as line:
+    with service(8) as port, connect(port, HEALTH) as line:
         assert b" 200 " in status(line)
         line.sendall(HEAD)
-        assert closed(line)
+        assert is_closed(line)
 
 
 def test_a_slow_body_and_a_second_request_are_left_alone(short):
-    with service(8) as port, connected(port, HEAD + b"Content-Length: 4\r\n\r\nab") as line:
+    with service(8) as port, connect(port, HEAD + b"Content-Length: 4\r\n\r\nab") as line:
         time.sleep(0.9)
         line.sendall(b"cd")
         assert b" 200 " in status(line)
@@ -88,13 +88,13 @@ def test_over_the_limit_the_oldest_idle_connection_closes(monkeypatch):
     """Those whose header is complete stay, and `/health` is answered whatever the others do."""
     monkeypatch.setattr("vlm.serving.server.IDLE_AGE", 0.1)
     with service(4) as port:
-        body = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
+        body = connect(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         lines = []
         for part in (b"", HEAD, b"", HEAD, HEAD):
-            lines.append(connected(port, part))
+            lines.append(connect(port, part))
             time.sleep(0.3)
-        assert b" 200 " in status(connected(port, HEALTH))
-        assert all(map(closed, lines[:3]))
+        assert b" 200 " in status(connect(port, HEALTH))
+        assert all(map(is_closed, lines[:3]))
         body.sendall(b"cd")
         assert b" 200 " in status(body)
         lines[-1].sendall(b"Content-Length: 0\r\n\r\n")
@@ -103,9 +103,9 @@ def test_over_the_limit_the_oldest_idle_connection_closes(monkeypatch):
 
 def test_half_bodies_make_room_for_a_whole_request():
     with service(4) as port:
-        halves = [connected(port, HEAD + b"Content-Length: 4\r\n\r\nab") for _ in range(12)]
-        assert b" 200 " in status(connected(port, HEALTH))
-        assert all(map(closed, halves[:8]))
+        halves = [connect(port, HEAD + b"Content-Length: 4\r\n\r\nab") for _ in range(12)]
+        assert b" 200 " in status(connect(port, HEALTH))
+        assert all(map(is_closed, halves[:8]))
 
 
 @pytest.mark.parametrize(("size", "line"), [(1, b" 400 "), (1000, b" 200 ")])
@@ -113,16 +113,16 @@ def test_a_body_in_tiny_chunks_is_refused(size, line):
     """Each chunk takes time of all others; large ones may come in any number."""
     with service(4) as port:
         chunks = f"{size:x}\r\n".encode() + bytes(size) + b"\r\n"
-        with connected(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as one, suppress(ConnectionError):
+        with connect(port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n") as one, suppress(ConnectionError):
             one.sendall(chunks * 500)
             one.sendall(b"0\r\n\r\n")
             assert line in status(one)
-        assert b" 200 " in status(connected(port, HEALTH))
+        assert b" 200 " in status(connect(port, HEALTH))
 
 
 def test_what_follows_an_answer_is_not_an_error(caplog):
     """An answer before the body has ended, and then bytes that are no chunks."""
-    with service(4) as port, connected(port, HEALTH + b"\x00\xff\r\n\r\n") as line:
+    with service(4) as port, connect(port, HEALTH + b"\x00\xff\r\n\r\n") as line:
         assert b" 200 " in status(line)
     assert "Traceback" not in caplog.text
 
@@ -130,7 +130,7 @@ def test_what_follows_an_answer_is_not_an_error(caplog):
 def test_a_body_that_hangs_does_not_hold_the_end_up(monkeypatch):
     monkeypatch.setattr("vlm.serving.server.SHUTDOWN_BODY_TIMEOUT", 0.2)
     with service(4) as port:
-        line = connected(port, HEAD + b"Content-Length: 4\r\n\r\nab")
+        line = connect(port, HEAD + b"Content-Length: 4\r\n\r\nab")
         time.sleep(0.2)
         start = time.monotonic()
-    assert time.monotonic() - start < 3 and closed(line)
+    assert time.monotonic() - start < 3 and is_closed(line)

@@ -126,7 +126,7 @@ CASES = {  # how many photos, texts, other values, and what is shown
 }
 
 
-def said(shown: str) -> str:
+def strip_markup(shown: str) -> str:
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", shown))
 
 
@@ -138,7 +138,7 @@ def test_each_task_has_a_form_that_answers_as_python_does(task):
     form = build_form(model)
     assert form.photos == photos and list(form.texts) == list(texts) and not form.is_streamed
     options = {name: one.value for name, one in form.options.items()}
-    shown = said(last(form, texts=texts, options=options, **values))
+    shown = strip_markup(last(form, texts=texts, options=options, **values))
     for one in truth(model):
         pair = one if isinstance(one, tuple) else (one,)
         for part in pair:
@@ -243,7 +243,7 @@ def test_examples_are_those_of_the_runs_folder(tmp_path):
     assert example_texts(samples, ["text"]) == []
 
 
-def asked(guard, path: str = "/", body: bytes = b"", **scope) -> tuple[int, str, list]:
+def request(guard, path: str = "/", body: bytes = b"", **scope) -> tuple[int, str, list]:
     """The status of a request behind a guard, its body, and its headers."""
     parts = [body[at : at + 1000] for at in range(0, max(1, len(body)), 1000)]
     messages = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
@@ -278,10 +278,10 @@ def guarded():
 
 
 def test_the_guard_lets_the_page_through_and_seals_it(guarded):
-    status, text, headers = asked(guarded)
+    status, text, headers = request(guarded)
     assert (status, text) == (200, " 0")
     assert dict(headers)[b"content-security-policy"].startswith(b"default-src 'self' ")
-    assert asked(guarded, "/assets/index-a.b_c.js")[0] == asked(guarded, "/gradio_api/queue/data")[0] == 200
+    assert request(guarded, "/assets/index-a.b_c.js")[0] == request(guarded, "/gradio_api/queue/data")[0] == 200
 
 
 HIDDEN = "file=/etc/passwd upload proxy=http://a.b/ info run/x component_server"
@@ -290,24 +290,24 @@ PATHS = [*(f"/gradio_api/{path}" for path in HIDDEN.split()), "/assets/../../x",
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_guard_hides_what_the_page_does_not_need(guarded, path):
-    assert asked(guarded, path)[:2] == (404, '{"detail":"not found"}')
+    assert request(guarded, path)[:2] == (404, '{"detail":"not found"}')
 
 
 def test_the_guard_takes_plain_values_up_to_a_size_and_a_rate(guarded):
     join = "/gradio_api/queue/join"
     body = json.dumps({"data": ["x" * 3000, 1, None]}).encode()
-    assert asked(guarded, join, body)[:2] == (200, f"deep_link=x {len(body)}")
+    assert request(guarded, join, body)[:2] == (200, f"deep_link=x {len(body)}")
     hostile = {"data": [{"path": "http://a.b/", "meta": {"_type": "gradio.FileData"}}]}
     refused = (422, '{"detail":"this page does not send such requests"}')
-    assert asked(guarded, join, json.dumps(hostile).encode())[:2] == refused
-    assert asked(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
-    assert asked(guarded, join, body)[0] == 429
-    assert asked(guarded, join, body, client=("10.0.0.2", 1))[0] == 200
+    assert request(guarded, join, json.dumps(hostile).encode())[:2] == refused
+    assert request(guarded, join, b"x" * 5001)[:2] == (413, '{"detail":"the body has more than 5,000 bytes"}')
+    assert request(guarded, join, body)[0] == 429
+    assert request(guarded, join, body, client=("10.0.0.2", 1))[0] == 200
 
 
 def test_the_guard_answers_to_names_of_this_machine_alone(guarded):
-    assert asked(guarded, host=b"evil.example")[0] == 421
-    assert asked(guarded, headers=[(b"host", b"127.0.0.1"), (b"origin", b"http://evil.example")])[0] == 403
-    assert asked(guarded, host=b"[::1]:7860")[0] == asked(guarded, host=b"localhost")[0] == 200
+    assert request(guarded, host=b"evil.example")[0] == 421
+    assert request(guarded, headers=[(b"host", b"127.0.0.1"), (b"origin", b"http://evil.example")])[0] == 403
+    assert request(guarded, host=b"[::1]:7860")[0] == request(guarded, host=b"localhost")[0] == 200
     guarded.origin_policy.local = False
-    assert asked(guarded, host=b"evil.example")[0] == 200
+    assert request(guarded, host=b"evil.example")[0] == 200

@@ -22,7 +22,7 @@ pytest.importorskip("gradio")
 pytest.importorskip("httpx")
 
 
-def said(http: Any, *data: Any, **options: Any) -> list[str]:
+def send_message(http: Any, *data: Any, **options: Any) -> list[str]:
     """What the page shows of a conversation after something is said, as it grows."""
     return asked(http, *data, None, outputs=3, **options)
 
@@ -48,12 +48,12 @@ def test_a_conversation_about_a_photo_streams(folder: str, tmp_path: Path) -> No
     with page_of(folder) as http:
         for question in ("what is it?", "why?"):
             for session, chat, photo in zip(("one", "two"), truth, sent, strict=True):
-                shown = said(http, photo, question, 0.0, session=session)
+                shown = send_message(http, photo, question, 0.0, session=session)
                 chat.say(question)
                 texts = [turn.text for turn in chat.turns if turn.role == "assistant"]
                 assert answers(shown[-1]) == [html.unescape(escape(text)) for text in texts]
                 assert len(shown) > 3 and len(shown[0]) < len(shown[-1])
-        damaged = said(http, "data:;base64,AAAA", "why?", 0.0, session="three")[-1]
+        damaged = send_message(http, "data:;base64,AAAA", "why?", 0.0, session="three")[-1]
         assert "photo: damaged, or not an image" in damaged
 
 
@@ -61,12 +61,12 @@ def test_a_conversation_about_a_photo_streams(folder: str, tmp_path: Path) -> No
 def test_what_is_wrong_is_a_line_and_the_conversation_goes_on(folder: str) -> None:
     saved_chat(folder, "chatml")
     with page_of(folder) as http:
-        first = answers(said(http, "what is it?", 0.0)[-1])
+        first = answers(send_message(http, "what is it?", 0.0)[-1])
         wrong = {" ": "has 0 characters", "a<|im_end|>": "contains the special token", "x" * 20_001: "20,001"}
         for words, line in wrong.items():
-            shown = said(http, words, 0.0)[-1]
+            shown = send_message(http, words, 0.0)[-1]
             assert line in shown and answers(shown) == first
-        assert answers(said(http, "why?", 0.0)[-1])[:1] == first
+        assert answers(send_message(http, "why?", 0.0)[-1])[:1] == first
 
 
 def test_a_model_that_does_not_converse_has_no_conversation() -> None:

@@ -90,12 +90,12 @@ def test_clients_that_were_answered_together_run_together_again(monkeypatch):
     real = ours.predictor.results
 
     def results(batches, settings, *, watch):
-        def observed():
+        def observe_sizes():
             for batch in batches:
                 sizes.append(len(batch or ()))
                 yield batch
 
-        return real(observed(), settings, watch=watch)
+        return real(observe_sizes(), settings, watch=watch)
 
     def send_next(number: int) -> str:
         jobs[number].answer.result(60)
@@ -172,12 +172,12 @@ def test_jobs_with_equal_settings_run_together_and_others_have_their_turn(captio
     real = ours.predictor.results
 
     def results(batches, settings, *, watch):
-        def noted():
+        def note_batches():
             for batch in batches:
                 done.extend([settings.prefix] * len(batch or ()))
                 yield batch
 
-        return real(noted(), settings, watch=watch)
+        return real(note_batches(), settings, watch=watch)
 
     monkeypatch.setattr(ours.predictor, "results", results)
     image = load_image(IMAGES[0])

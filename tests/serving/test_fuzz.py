@@ -17,7 +17,7 @@ NAMES += ["require", "prefix", "question", "pair", "label", "prompt", "words", "
 NAMES += ["no_repeat_ngram", "repetition_penalty", "length_penalty", "language", "image", "images", "text", "texts"]
 
 
-def changed(task: str, dice: random.Random) -> tuple[bytes, str]:
+def change_body(task: str, dice: random.Random) -> tuple[bytes, str]:
     """A body of the task, some of whose fields or bytes are others, and its type."""
     body = body_of(task)
     for _ in range(dice.randint(1, 3)):
@@ -37,7 +37,7 @@ def changed(task: str, dice: random.Random) -> tuple[bytes, str]:
 def test_a_changed_request_is_answered_or_refused_in_a_line(task, caplog):
     dice, http = random.Random(task), client(tiny(task), timeout=20)
     for _ in range(100):
-        content, kind = changed(task, dice)
+        content, kind = change_body(task, dice)
         answer = http.post("/predict", content=content, headers={"Content-Type": kind})
         assert answer.status_code in (200, 400, 413, 422), (content[:300], answer.text)
         if answer.status_code != 200:

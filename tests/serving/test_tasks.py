@@ -19,7 +19,7 @@ pytest.importorskip("httpx")
 tasks = pytest.mark.parametrize("task", TASKS)
 
 
-def same(answer: Any, truth: Any) -> None:
+def check_same(answer: Any, truth: Any) -> None:
     """Compares an answer in JSON with the result in Python."""
     truth = truth.tolist() if isinstance(truth, np.ndarray) else truth
     if isinstance(truth, Image.Image):
@@ -28,14 +28,14 @@ def same(answer: Any, truth: Any) -> None:
     elif isinstance(truth, list):
         assert len(answer) == len(truth)
         for one, other in zip(answer, truth, strict=True):
-            same(one, other)
+            check_same(one, other)
     elif isinstance(truth, tuple) and not hasattr(truth, "_asdict"):
-        same(answer, list(truth))
+        check_same(answer, list(truth))
     elif hasattr(truth, "_asdict") or hasattr(truth, "__dict__"):
         fields = truth._asdict() if hasattr(truth, "_asdict") else vars(truth)
         assert {*answer} - {"times", "truncated"} == {*fields}
         for name, value in fields.items():
-            same(answer[name], value)
+            check_same(answer[name], value)
     elif isinstance(truth, dict):
         assert [*answer] == [*truth] and list(answer.values()) == pytest.approx(list(truth.values()), abs=1e-4)
     else:
@@ -53,7 +53,7 @@ def test_answers_are_those_of_python(task):
     for request in ({"json": body_of(task)}, {"files": form_of(task)}):
         answer = http.post("/predict", **request)
         assert answer.status_code == 200, answer.text
-        same(answer.json()["results"], truth)
+        check_same(answer.json()["results"], truth)
 
 
 WRONG_OPTIONS = [

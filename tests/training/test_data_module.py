@@ -36,10 +36,10 @@ def data(source, *fields, augment=None, cached=False, **options):
     images = ImageField(preprocess=Preprocess(image_size=16), augment=augment, cache_images=cached)
     names = {LabelField: "labels", CaptionField: "captions"}
     rest = {names[type(field)]: field for field in fields or [LabelField()]}
-    return prepared(source, {"images": images, **rest}, **options)
+    return prepare_data(source, {"images": images, **rest}, **options)
 
 
-def prepared(source, fields, **options):
+def prepare_data(source, fields, **options):
     given = {"batch_size": 8, "eval_batch_size": 8, "num_workers": 0, "order_seed": 0, **options}
     module = Data(source=source, fields=fields, **given)
     module.prepare()
@@ -87,7 +87,7 @@ def of_texts(root, **options):
     documents = {"train_documents": 9, "val_documents": 2, "test_documents": 2}
     source = SceneText(seed=0, max_objects=2, scenes=2, **KINDS, **documents)
     fields = {"text": TextField(tokenizer=CharTokenizer(), max_len=16)}
-    return prepared(source, fields, **options)
+    return prepare_data(source, fields, **options)
 
 
 FAMILIES = [of_classes, of_captions, of_shards, of_scenes]
@@ -98,7 +98,7 @@ def everything(loader):
     return [row for batch in loader for row in zip(batch.ids, batch["labels"].tolist(), batch["images"], strict=True)]
 
 
-def same(one, other):
+def check_same_batches(one, other):
     """Whether batches are equal to the bit."""
     for a, b in zip(one, other, strict=True):
         assert (a.ids, a.bad, list(a.values)) == (b.ids, b.bad, list(b.values))
@@ -150,7 +150,7 @@ def test_evaluation_sees_what_preprocessing_gives(make, tmp_path):
 @pytest.mark.parametrize("make", [*FAMILIES, of_texts])
 def test_workers_change_nothing(make, repeats, tmp_path):
     here, there = (list(make(tmp_path, num_workers=n, repeats=repeats).train_dataloader()) for n in (0, 2))
-    assert same(here, there)
+    assert check_same_batches(here, there)
 
 
 @pytest.mark.parametrize("make", [*FAMILIES, of_texts])
@@ -158,7 +158,7 @@ def test_workers_may_be_started_afresh(make, tmp_path):
     samples = make(tmp_path).samples("train", training=True)
     keys = next(iter(make(tmp_path).train_order()))
     copy = pickle.loads(pickle.dumps(samples))
-    assert same([samples.__getitems__(keys)], [copy.__getitems__(keys)])
+    assert check_same_batches([samples.__getitems__(keys)], [copy.__getitems__(keys)])
 
 
 class TestHeldOut:
@@ -207,7 +207,7 @@ def test_a_cache_changes_no_pixel(tmp_path):
     source = folder(tmp_path, cat=4, dog=4)
     modules = [data(source, augment={"policy": "randaugment"}, cached=cached) for cached in (False, True)]
     for _ in range(2):
-        assert same(*(module.train_dataloader() for module in modules))
+        assert check_same_batches(*(module.train_dataloader() for module in modules))
     for path in (tmp_path / "train").rglob("*.png"):
         path.unlink()
     assert len(everything(modules[1].train_dataloader())) == 8

@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def trained(folder: Path, runs: Path, *more: str) -> Path:
+def train_run(folder: Path, runs: Path, *more: str) -> Path:
     assert main([*SMALL, f"data.root={folder}", f"runs={runs}", *more]) == 0
     return only_run(runs)
 
@@ -31,15 +31,15 @@ def trained(folder: Path, runs: Path, *more: str) -> Path:
 def test_the_same_pixels_train_the_same_weights(folder: Path, tmp_path: Path) -> None:
     (folder / "train" / "red" / "broken.png").write_bytes(b"no image")
     more = [*PLAIN, "data.augment.pad_crop=3", "callbacks.bad_samples.limit=1"]
-    one = trained(folder, tmp_path / "read", *more)
-    other = trained(folder, tmp_path / "kept", *more, ON)
+    one = train_run(folder, tmp_path / "read", *more)
+    other = train_run(folder, tmp_path / "kept", *more, ON)
     assert same_weights(one / "checkpoints" / "last.ckpt", other / "checkpoints" / "last.ckpt")
     assert rows(one) == rows(other)
 
 
 @pytest.mark.slow
 def test_crops_of_images_of_one_size_train_alike(folder: Path, tmp_path: Path) -> None:
-    one, other = (rows(trained(folder, tmp_path / name, *more)) for name, more in (("read", ()), ("kept", (ON,))))
+    one, other = (rows(train_run(folder, tmp_path / name, *more)) for name, more in (("read", ()), ("kept", (ON,))))
     losses = [[float(row["train/loss"]) for row in table if "train/loss" in row] for table in (one, other)]
     assert len(losses[0]) > 4 and losses[0] == pytest.approx(losses[1], abs=0.01)
 

@@ -142,7 +142,7 @@ def test_what_augment_has_stays_as_it_draws():
         assert torch.equal(ClassAugment(**options)(noise(), at), Augment(**options)(noise(), at))
 
 
-def _augmented(at):
+def _augment_at(at):
     policy, index = at
     return everything(policy)(noise(), (0, 1, index)).numpy()
 
@@ -150,9 +150,9 @@ def _augmented(at):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_key_alone_decides_in_whatever_process_and_order(policy):
     keys = [(policy, index) for index in range(8)]
-    here = [_augmented(at) for at in keys]
+    here = [_augment_at(at) for at in keys]
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        there = pool.map(_augmented, keys[::-1])[::-1]
+        there = pool.map(_augment_at, keys[::-1])[::-1]
     assert all(np.array_equal(a, b) for a, b in zip(here, there, strict=True))
     assert len({array.tobytes() for array in here}) == len(keys)
 
@@ -281,7 +281,7 @@ def pictures(width=SIDE, height=SIDE):
     return made
 
 
-def both(augment, images):
+def augment_both_ways(augment, images):
     """Each image by itself, and all as a batch."""
     alone = torch.stack([augment(image, key) for image, key in zip(images, KEYS, strict=True)])
     numbers = torch.stack(
@@ -303,12 +303,12 @@ def width_first(image, size, resample=None, box=None, plain=Image.Image.resize):
     "options", [{}, {"horizontal_flip": True}, {"pad_crop": 5}, {"pad_crop": 2, "color_jitter": 0}]
 )
 def test_flips_and_shifts_are_the_same(options):
-    alone, together, _ = both(ClassAugment(image_size=SIDE, **options), pictures())
+    alone, together, _ = augment_both_ways(ClassAugment(image_size=SIDE, **options), pictures())
     assert torch.equal(alone, together)
 
 
 def test_light_is_the_same_to_a_level():
-    alone, together, _ = both(Augment(image_size=SIDE, color_jitter=0.4), pictures())
+    alone, together, _ = augment_both_ways(Augment(image_size=SIDE, color_jitter=0.4), pictures())
     assert (alone.int() - together).abs().max() <= 1 and alone.ne(together).float().mean() < 0.01
 
 
@@ -320,17 +320,17 @@ def test_light_is_the_same_to_a_level():
 def test_crops_are_pillows_to_a_level(size, shape, interpolation, resize, monkeypatch):
     options = {"min_scale": 0.2, "min_ratio": 0.5, "interpolation": interpolation, "resize": resize}
     augment, images = Augment(image_size=shape, horizontal_flip=True, **options), pictures(*size)
-    alone, together, numbers = both(augment, images)
+    alone, together, numbers = augment_both_ways(augment, images)
     # Each result is rounded after both passes, and a cubic filter passes on 1.3 of the first error: by 1.2 at most.
     assert (alone.int() - together).abs().max() <= 2
     monkeypatch.setattr(Image.Image, "resize", width_first)
-    alone, together, _ = both(augment, images)
+    alone, together, _ = augment_both_ways(augment, images)
     assert (alone.int() - together).abs().max() <= 1 and alone.ne(together).float().mean() < 0.05
     assert len({tuple(row) for row in numbers[:, :4].tolist()}) == len(KEYS)
 
 
 def test_rectangles_are_the_same_and_filled_with_noise():
-    alone, together, numbers = both(ClassAugment(image_size=SIDE, erase=0.8), pictures())
+    alone, together, numbers = augment_both_ways(ClassAugment(image_size=SIDE, erase=0.8), pictures())
     filled = []
     for place, (top, left, height, width) in enumerate(numbers[:, 9:13].int().tolist()):
         part = (slice(None), slice(top, top + height), slice(left, left + width))
@@ -345,7 +345,7 @@ def test_rectangles_are_the_same_and_filled_with_noise():
 
 def test_a_key_draws_the_same_whatever_is_beside_it():
     augment = ClassAugment(image_size=SIDE, erase=1.0, pad_crop=3, color_jitter=0.3, min_scale=0.5)
-    _, together, numbers = both(augment, pictures())
+    _, together, numbers = augment_both_ways(augment, pictures())
     images = torch.stack([to_tensor(image) for image in pictures()])
     order = torch.randperm(len(KEYS))
     assert torch.equal(batched.apply_params(images[order], numbers[order], augment), together[order])
@@ -356,6 +356,6 @@ def test_a_key_draws_the_same_whatever_is_beside_it():
 @pytest.mark.gpu
 def test_a_gpu_makes_the_same():
     augment = ClassAugment(image_size=SIDE, erase=0.5, pad_crop=3, horizontal_flip=True)
-    _, together, numbers = both(augment, pictures())
+    _, together, numbers = augment_both_ways(augment, pictures())
     images = torch.stack([to_tensor(image) for image in pictures()])
     assert torch.equal(batched.apply_params(images.cuda(), numbers.cuda(), augment).cpu(), together)

@@ -13,7 +13,7 @@ from vlm.errors import UserError
 from vlm.models.pretrained.folder import Folder
 
 
-def written(folder, name="preprocessor_config.json", **config):
+def write_config(folder, name="preprocessor_config.json", **config):
     (folder / name).write_text(json.dumps(config))
     return str(folder)
 
@@ -27,7 +27,7 @@ PROCESSORS = {"CLIP": CLIPImageProcessor, "DeiT": DeiTImageProcessor, "ViT": ViT
 def test_a_bare_number_is_what_its_processor_takes_it_for(tmp_path, kind, size, crop):
     """As the folders of the first CLIP and DeiT have them."""
     sizes = {"size": size} | ({"crop_size": crop} if crop else {})
-    folder = written(tmp_path, feature_extractor_type=f"{kind}FeatureExtractor", **sizes)
+    folder = write_config(tmp_path, feature_extractor_type=f"{kind}FeatureExtractor", **sizes)
     image = Image.effect_noise((70, 50), 90).convert("RGB")
     truth = PROCESSORS[kind](**sizes)(image, return_tensors="pt").pixel_values
     preprocess = read_preprocess(Folder(folder))
@@ -37,7 +37,7 @@ def test_a_bare_number_is_what_its_processor_takes_it_for(tmp_path, kind, size, 
 
 def test_it_may_stand_beside_that_of_texts(tmp_path):
     own = {"image_processor_type": "BlipImageProcessor", "size": {"height": 48, "width": 48}}
-    preprocess = read_preprocess(Folder(written(tmp_path, "processor_config.json", image_processor=own)))
+    preprocess = read_preprocess(Folder(write_config(tmp_path, "processor_config.json", image_processor=own)))
     assert (preprocess.image_size, preprocess.resize) == ((48, 48), "squash")
     assert preprocess.mean == [0.48145466, 0.4578275, 0.40821073]
 
@@ -56,13 +56,13 @@ def test_it_may_stand_beside_that_of_texts(tmp_path):
 )
 def test_what_is_not_ours_is_refused(tmp_path, kind, config, words):
     with pytest.raises(UserError, match=words):
-        read_preprocess(Folder(written(tmp_path, image_processor_type=f"{kind}ImageProcessor", **config)))
+        read_preprocess(Folder(write_config(tmp_path, image_processor_type=f"{kind}ImageProcessor", **config)))
 
 
 def test_the_share_that_is_cut_gives_whole_pixels_again(tmp_path):
     for size in range(225, 300):
         sizes = {"size": {"shortest_edge": size}, "crop_size": 224}
-        preprocess = read_preprocess(Folder(written(tmp_path, image_processor_type="CLIPImageProcessor", **sizes)))
+        preprocess = read_preprocess(Folder(write_config(tmp_path, image_processor_type="CLIPImageProcessor", **sizes)))
         assert int(preprocess.image_size[0] / preprocess.crop) == size
 
 

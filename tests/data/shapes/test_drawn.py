@@ -15,37 +15,37 @@ LOOKS = {"shapes": ["circle", "triangle", "cross"], "colors": ["red", "green", "
 COUNTS = {"train": 80, "val": 30, "test": 40}
 
 
-def drawn(record):
+def drawn_kinds(record):
     """The kinds of objects in the first image."""
     scene = record.read_stamp().split("Scene(")[1]
     return frozenset(re.findall(r"Kind\(size='(\w+)', color='(\w+)', shape='(\w+)'\)", scene))
 
 
-def told(name):
+def named_kinds(name):
     """The kinds of objects that a text names."""
     return lambda record: frozenset(re.findall(r"(?:small|large) \w+ \w+", record[name]))
 
 
 # Each source: the word for its samples, its options, and what of a record is in one split alone.
 MADE = {
-    Shapes: ("scenes", LOOKS | {"captions_per_image": 2}, drawn),
-    DistinctShapes: ("scenes", LOOKS | {"captions_per_image": None}, drawn),
+    Shapes: ("scenes", LOOKS | {"captions_per_image": 2}, drawn_kinds),
+    DistinctShapes: ("scenes", LOOKS | {"captions_per_image": None}, drawn_kinds),
     ShapeClasses: ("scenes", LOOKS, None),
-    SceneQuestions: ("scenes", LOOKS, drawn),
-    SceneConversations: ("scenes", LOOKS, drawn),
-    SceneDifferences: ("scenes", LOOKS, drawn),
-    SceneTranslations: ("scenes", LOOKS, drawn),
-    ScenePairs: ("pairs", LOOKS, told("text")),
-    SceneRoles: ("captions", LOOKS, told("text")),
-    SceneWords: ("captions", LOOKS, told("text")),
-    SceneSpelling: ("scenes", LOOKS, told("translation")),
-    SceneSummaries: ("scenes", LOOKS, told("text")),
-    SceneStories: ("stories", LOOKS, told("context")),
+    SceneQuestions: ("scenes", LOOKS, drawn_kinds),
+    SceneConversations: ("scenes", LOOKS, drawn_kinds),
+    SceneDifferences: ("scenes", LOOKS, drawn_kinds),
+    SceneTranslations: ("scenes", LOOKS, drawn_kinds),
+    ScenePairs: ("pairs", LOOKS, named_kinds("text")),
+    SceneRoles: ("captions", LOOKS, named_kinds("text")),
+    SceneWords: ("captions", LOOKS, named_kinds("text")),
+    SceneSpelling: ("scenes", LOOKS, named_kinds("translation")),
+    SceneSummaries: ("scenes", LOOKS, named_kinds("text")),
+    SceneStories: ("stories", LOOKS, named_kinds("context")),
     DrawnLines: ("lines", {}, lambda record: record["captions"][0].lower()),
 }
 
 
-def made(kind, seed=0):
+def make_source(kind, seed=0):
     word, options, _ = MADE[kind]
     return kind(seed=seed, **options, **{f"{name}_{word}": count for name, count in COUNTS.items()})
 
@@ -62,7 +62,7 @@ def rows(split, epoch):
 @pytest.mark.sample(plain=4, slow=10)
 @pytest.mark.parametrize("kind", MADE)
 def test_a_sample_is_a_function_of_its_keys_and_training_has_fresh_ones(kind):
-    one, two, other = made(kind), made(kind), made(kind, seed=1)
+    one, two, other = make_source(kind), make_source(kind), make_source(kind, seed=1)
     assert one.name and {name: len(one.split(name)) for name in one.splits} == COUNTS
     for name in one.splits:
         split, again = one.split(name), two.split(name)
@@ -81,7 +81,7 @@ def test_a_sample_is_a_function_of_its_keys_and_training_has_fresh_ones(kind):
 
 @pytest.mark.parametrize("kind", [kind for kind, (*_, own) in MADE.items() if own])
 def test_no_two_splits_share_a_combination(kind):
-    source, own = made(kind), MADE[kind][-1]
+    source, own = make_source(kind), MADE[kind][-1]
     seen = {name: {own(record) for record in source.split(name).records()} for name in source.splits}
     assert min(map(len, seen.values())) > 3
     assert not seen["train"] & seen["val"] and not seen["train"] & seen["test"] and not seen["val"] & seen["test"]

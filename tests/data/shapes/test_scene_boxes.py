@@ -17,7 +17,7 @@ OPTIONS |= {"colors": ["red", "green", "blue", "yellow"], "train_scenes": 30, "v
 WEIGHTS = {"max_objects": 5, "object_weights": [1, 1, 1, 1, 1]}
 
 
-def drawn(**changes) -> SceneBoxes:
+def make_boxes(**changes) -> SceneBoxes:
     return SceneBoxes(**OPTIONS | WEIGHTS | changes)
 
 
@@ -32,7 +32,7 @@ def test_a_box_is_that_of_the_painted_pixels(shape, size, side) -> None:
 
 
 def test_scenes_have_one_to_five_objects_that_overlap_by_little() -> None:
-    counts, source = Counter(), drawn(train_scenes=300)
+    counts, source = Counter(), make_boxes(train_scenes=300)
     for record in source.split("train").records():
         (width, height), boxes = record["boxes"]
         assert (width, height) == record.image().size
@@ -52,20 +52,20 @@ def test_scenes_have_one_to_five_objects_that_overlap_by_little() -> None:
 
 
 def test_splits_share_no_combination_and_are_the_same_again() -> None:
-    source = drawn()
+    source = make_boxes()
     sets = {
         name: {tuple(sorted(map(str, source.scene(source.open(name).keys(index)).objects))) for index in range(30)}
         for name in source.splits
     }
     assert not sets["train"] & sets["test"] and not sets["val"] & sets["test"]
-    first, second = (drawn().split("test").record(7) for _ in range(2))
+    first, second = (make_boxes().split("test").record(7) for _ in range(2))
     assert first["boxes"] == second["boxes"] and first.image().tobytes() == second.image().tobytes()
 
 
 @pytest.mark.parametrize(("most", "weights"), [(1, [1] * 5), (6, [1] * 6), (5, [1, 1, 1])])
 def test_numbers_of_objects_that_cannot_be_drawn_are_refused(most, weights) -> None:
     with pytest.raises(UserError, match=r"max_objects: \d is invalid; give 2 to 5|object_weights: .* give 5 numbers"):
-        drawn(max_objects=most, object_weights=weights)
+        make_boxes(max_objects=most, object_weights=weights)
     with pytest.raises(UserError, match="max_objects: 4 is invalid; give 2 or 3"):
         Shapes(**OPTIONS, max_objects=4, captions_per_image=2)
 

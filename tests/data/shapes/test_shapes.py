@@ -42,7 +42,7 @@ def is_valid(caption: str, objects: dict[str, tuple[float, float]], clear: float
     return True
 
 
-def where(scene: Scene) -> dict[str, tuple[float, float]]:
+def places_of(scene: Scene) -> dict[str, tuple[float, float]]:
     return {f"{kind.size} {kind.color} {kind.shape}": (x, y) for kind, x, y in scene.objects}
 
 
@@ -92,7 +92,7 @@ def scene_of(split: GeneratedSplit, epoch: int, index: int) -> Scene:
     return split.source.scene(split.keys(index, epoch))
 
 
-def drawn(split: GeneratedSplit, count: int) -> list[Scene]:
+def draw_scenes(split: GeneratedSplit, count: int) -> list[Scene]:
     return [scene_of(split, epoch, index) for epoch in range(2) for index in range(count // 2)]
 
 
@@ -100,7 +100,7 @@ def drawn(split: GeneratedSplit, count: int) -> list[Scene]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_splits_share_no_combination_and_train_shows_every_kind(seed):
     source = shapes(seed=seed)
-    train, val, test = ({combination(scene) for scene in drawn(source.split(name), 3000)} for name in SPLITS)
+    train, val, test = ({combination(scene) for scene in draw_scenes(source.split(name), 3000)} for name in SPLITS)
     assert not train & val and not train & test and not val & test
     assert {kind for kinds in train for kind in kinds} == set(source.kinds) and len(source.kinds) == 24
     assert all({len(kinds) for kinds in seen} == {1, 2, 3} for seen in (train, val, test))
@@ -113,23 +113,23 @@ def test_every_kind_is_in_train_where_there_are_hardly_enough_kinds(names):
     colors = ["white", "cyan"][: 4 // len(names)]
     for seed in range(8):
         source = shapes(seed=seed, shapes=names, colors=colors, sizes=["large"], max_objects=2)
-        train, val, test = ({combination(scene) for scene in drawn(source.split(name), 100)} for name in SPLITS)
+        train, val, test = ({combination(scene) for scene in draw_scenes(source.split(name), 100)} for name in SPLITS)
         assert len({kind for kinds in train for kind in kinds}) == len(names) * len(colors)
         assert val and test and not val & test and not train & (val | test)
 
 
 def test_frequencies_follow_the_weights():
-    counts = Counter(len(scene.objects) for scene in drawn(shapes(object_weights=[1, 2, 5]).split("train"), 4000))
+    counts = Counter(len(scene.objects) for scene in draw_scenes(shapes(object_weights=[1, 2, 5]).split("train"), 4000))
     assert [counts[number] / 4000 for number in range(4)] == pytest.approx([0, 1 / 8, 2 / 8, 5 / 8], abs=0.03)
-    assert {len(scene.objects) for scene in drawn(shapes(max_objects=2).split("train"), 200)} == {1, 2}
+    assert {len(scene.objects) for scene in draw_scenes(shapes(max_objects=2).split("train"), 200)} == {1, 2}
 
 
 @pytest.mark.parametrize("name, image_size", [("train", 64), ("val", 32), ("test", 48)])
 def test_valid_captions_are_all_the_true_ones(name, image_size):
     """Of every sentence that there is over the kinds of a scene, told true from false by the parser alone."""
     relations = ("left of", "right of", "above", "below")
-    for scene in drawn(shapes(image_size=image_size).split(name), 80):
-        objects = where(scene)
+    for scene in draw_scenes(shapes(image_size=image_size).split(name), 80):
+        objects = places_of(scene)
         sentences = {f"a {one}" for one in objects}
         sentences |= {f"a {one} {said} a {two}" for one in objects for said in relations for two in objects}
         longer = {f"{sentence} and {said} a {one}" for sentence in sentences for said in relations for one in objects}

@@ -19,7 +19,7 @@ def write(tmp_path):
     return write
 
 
-def opened(root, **options):
+def open_files(root, **options):
     return AlignedFiles(**{"root": str(root), "source": "en", "target": "de", "val": None, "test": None} | options)
 
 
@@ -29,22 +29,22 @@ def pairs(source, split="train"):
 
 def test_line_k_belongs_to_line_k(write):
     root = write(train_en="one\ntwo\n", train_de="eins\nzwei\n", test_en="three", test_de="drei")
-    source = opened(root, test="test")
+    source = open_files(root, test="test")
     assert source.splits == ("train", "test")
     assert pairs(source) == {"train-1": ("one", "eins"), "train-2": ("two", "zwei")}
     assert pairs(source, "test") == {"test-1": ("three", "drei")}
-    assert pairs(opened(root, source="de", target="en"))["train-2"] == ("zwei", "two")
+    assert pairs(open_files(root, source="de", target="en"))["train-2"] == ("zwei", "two")
 
 
 def test_only_a_line_feed_ends_a_line(write):
     odd = "no\u00a0break\u2028still one\x0b\x0cline\x85 end"
-    source = opened(write(train_en=f"\ufeff{odd}\r\nb\n", train_de="eins\r\nzwei\r\n"))
+    source = open_files(write(train_en=f"\ufeff{odd}\r\nb\n", train_de="eins\r\nzwei\r\n"))
     assert pairs(source) == {"train-1": (odd, "eins"), "train-2": ("b", "zwei")}
 
 
 def test_an_empty_side_is_named_and_left_out(write):
     root = write(train_en="one\n\nthree\nfour\n", train_de="eins\nzwei\n \t\nvier\n")
-    source = opened(root)
+    source = open_files(root)
     assert list(pairs(source)) == ["train-1", "train-4"]
     assert source.skipped == [
         f"{root / 'train.en'}, line 2: is empty; the pair is skipped",
@@ -55,10 +55,10 @@ def test_an_empty_side_is_named_and_left_out(write):
 @pytest.mark.parametrize("english, german, longer, line", [("a\nb\nc\n", "a\n", "en", 2), ("a\n", "a\nb", "de", 2)])
 def test_unequal_lengths_are_named(write, english, german, longer, line):
     root = write(train_en=english, train_de=german)
-    message = refusal(opened, root)
+    message = refusal(open_files, root)
     assert message.startswith(f"{root / f'train.{longer}'}, line {line}: ") and "lines" in message
     with collect_errors():
-        source = opened(root)
+        source = open_files(root)
     assert len(pairs(source)) == 1 and source.skipped == [message]
 
 
@@ -74,8 +74,8 @@ def test_unequal_lengths_are_named(write, english, german, longer, line):
 )
 def test_faults_are_named(write, files, options, named):
     root = write(**files)
-    assert named in refusal(opened, root, **options)
-    assert "no such folder" in refusal(opened, root / "none")
+    assert named in refusal(open_files, root, **options)
+    assert "no such folder" in refusal(open_files, root / "none")
 
 
 NAMES = "10.jpg\n20.jpg\n30.jpg\n40.jpg\n"

@@ -26,7 +26,7 @@ def table(root, *lines, head=HEAD, name="boxes.csv", **options):
     return BoxTable(path=str(root / name), **NO_HOLD_OUT | options)
 
 
-def held(source, split="train"):
+def read_boxes(source, split="train"):
     return {record.id: record["boxes"] for record in source.split(split).records()}
 
 
@@ -37,7 +37,7 @@ DOG = LabeledBox("red dog", (0.0, 0.0, 20.0, 50.0))
 def test_a_table_has_a_row_per_box_and_rows_of_images_without_objects(root):
     rows = ["a.png,cat,1,2,30.5,20", "b.png, red  dog ,0,0,20,50", "a.png,cat,3,3,9,9", "c.png,,,,,"]
     source = table(root, *rows)
-    assert held(source) == {
+    assert read_boxes(source) == {
         "a.png": ImageBoxes((40, 30), (CAT, LabeledBox("cat", (3.0, 3.0, 9.0, 9.0)))),
         "b.png": ImageBoxes((20, 50), (DOG,)),
         "c.png": ImageBoxes((10, 10), ()),
@@ -49,11 +49,11 @@ def test_a_table_has_a_row_per_box_and_rows_of_images_without_objects(root):
 
 def test_names_of_columns_sizes_splits_and_other_formats(root):
     voc = table(root, "a.png,cat,1,2,30.5,20,train", head="image,label,xmin,ymin,xmax,ymax,split")
-    assert held(voc)["a.png"].boxes == (CAT,)
+    assert read_boxes(voc)["a.png"].boxes == (CAT,)
     head = "file,kind,l,t,r,b"
     names = dict(zip(("image", "label", "left", "top", "right", "bottom"), head.split(","), strict=True))
     own = table(root, "a.png,cat,1,2,30.5,20", head=head, **{f"{key}_column": name for key, name in names.items()})
-    assert held(own) == held(voc)
+    assert read_boxes(own) == read_boxes(voc)
     lines = [
         {"image": "a.png", "label": "cat", "left": 1, "top": 2, "right": 30.5, "bottom": 20, "split": "train"},
         {"image": "b.png", "label": "red dog", "left": 0, "top": 0, "right": 20, "bottom": 50, "split": "val"},
@@ -61,8 +61,8 @@ def test_names_of_columns_sizes_splits_and_other_formats(root):
     ]
     (root / "boxes.jsonl").write_text("\n".join(map(json.dumps, lines)))
     source = BoxTable(path=str(root / "boxes.jsonl"))
-    assert held(source) == held(voc)
-    assert held(source, "val") == {"b.png": ImageBoxes((20, 50), (DOG,)), "c.png": ImageBoxes((10, 10), ())}
+    assert read_boxes(source) == read_boxes(voc)
+    assert read_boxes(source, "val") == {"b.png": ImageBoxes((20, 50), (DOG,)), "c.png": ImageBoxes((10, 10), ())}
 
 
 def test_width_and_height_of_a_table_must_be_those_of_the_image(root):
@@ -99,7 +99,7 @@ def test_an_invalid_box_is_refused_with_its_row_or_skipped_if_it_is_rare(row, re
     good = [f"b.png,red dog,0,0,20,{edge / 10:g}" for edge in range(1, 201)]
     source = table(root, row, *good)
     (line,) = source.skipped
-    assert reason in line and line.kind == "invalid row" and "a.png" not in held(source)
+    assert reason in line and line.kind == "invalid row" and "a.png" not in read_boxes(source)
 
 
 def test_width_and_height_are_numbers_of_pixels(root):
@@ -112,12 +112,12 @@ def test_edges_that_are_shares_of_the_sides_are_refused(root):
     rows = ["a.png,cat,0.1,0.2,0.5,1", "b.png,cat,0,0.1,0.3,0.4"]
     message = refusal(table, root, *rows)
     assert "no edge exceeds 1, as if edges were shares of the image's sides; give pixels" in message
-    assert held(table(root, *rows, "c.png,cat,0,0,1,2"))["c.png"].boxes  # a small object among others
+    assert read_boxes(table(root, *rows, "c.png,cat,0,0,1,2"))["c.png"].boxes  # a small object among others
 
 
 def test_an_edge_that_is_rounded_beyond_the_image_is_cut(root):
     source = table(root, "a.png,cat,-0.6,0,40.7,30.9", "b.png,cat,1,2,3,4")
-    assert held(source)["a.png"].boxes[0].box == (0.0, 0.0, 40.0, 30.0)
+    assert read_boxes(source)["a.png"].boxes[0].box == (0.0, 0.0, 40.0, 30.0)
 
 
 def test_missing_and_unreadable_images_and_repeated_boxes_are_named(root):
@@ -153,7 +153,7 @@ def box(image=1, category=7, bbox=(1, 2, 29.5, 18), id=5, **more):
 def test_coco_boxes_have_classes_crowds_and_images_without_objects(root):
     crowd = box(2, 18, (0, 0, 20, 50), id=6, iscrowd=1, segmentation={"counts": [1]})
     source = coco(root, [box(iscrowd=0, segmentation=[[1, 2]]), crowd])
-    assert held(source) == {
+    assert read_boxes(source) == {
         "a.png": ImageBoxes((40, 30), (CAT,)),
         "b.png": ImageBoxes((20, 50), (DOG._replace(crowd=True),)),
         "c.png": ImageBoxes((10, 10), ()),
@@ -166,8 +166,8 @@ def test_the_official_layout_is_found(root):
     for name in "abc":
         (root / f"{name}.png").rename(root / "train2017" / f"{name}.png")
     source = coco(root, [box()], folder="annotations")
-    assert [*held(source)] == ["train2017/a.png", "train2017/b.png", "train2017/c.png"]
-    assert held(source)["train2017/a.png"] == ImageBoxes((40, 30), (CAT,))
+    assert [*read_boxes(source)] == ["train2017/a.png", "train2017/b.png", "train2017/c.png"]
+    assert read_boxes(source)["train2017/a.png"] == ImageBoxes((40, 30), (CAT,))
     (root / "annotations" / "instances_train2017.json").unlink()
     assert "instances_train2017.json: no such file; set data.root" in refusal(CocoBoxes, root=str(root))
 
@@ -192,7 +192,7 @@ def test_an_invalid_annotation_is_refused_with_its_id_or_skipped_if_it_is_rare(c
     good = [box(2, 18, (0, 0, 20, n / 10), id=n) for n in range(100, 300)]
     source = coco(root, [box(**changes), *good])
     assert [reason in line for line in source.skipped] == [True]
-    assert changes.get("image") or "a.png" not in held(source)  # it is not an image without objects
+    assert changes.get("image") or "a.png" not in read_boxes(source)  # it is not an image without objects
 
 
 def test_categories_and_images_that_cannot_be_used_are_named(root):

@@ -329,7 +329,7 @@ def coco(path, names, captions_per_image=2, first=0):
     return path
 
 
-def both(name):
+def both_captions(name):
     return [f"caption 0 of {name}", f"caption 1 of {name}"]
 
 
@@ -340,7 +340,7 @@ def test_the_official_layout_of_coco(tmp_path, year, prefix):
     for split, name in (("train", "1.jpg"), ("val", "2.jpg")):
         picture(tmp_path / prefix / f"{split}{year}" / name)
         coco(tmp_path / "annotations" / f"captions_{split}{year}.json", [name], first=int(name[0]))
-        told[split] = {f"{prefix}{split}{year}/{name}": both(name)}
+        told[split] = {f"{prefix}{split}{year}/{name}": both_captions(name)}
     source = Coco(root=str(tmp_path))
     assert content(source) == told and source.split("val").record(0).image().size == (4, 3)
 
@@ -353,7 +353,7 @@ def test_one_annotation_file_beside_its_images(tmp_path):
     source = Coco(root=str(tmp_path / "set"), path="captions.json", val_fraction=0.2, test_fraction=0.2)
     assert source.splits == ("train", "val", "test")
     held = [pair for images in content(source).values() for pair in images.items()]
-    assert sorted(held) == sorted((name, both(name)) for name in names)
+    assert sorted(held) == sorted((name, both_captions(name)) for name in names)
     # Named from outside, the file and its images are found all the same.
     outside = Coco(root=str(tmp_path), path=str(tmp_path / "set" / "captions.json"), **NO_HOLD_OUT)
     assert outside.split("train").record(0).id == "set/0.png"

@@ -34,13 +34,13 @@ def stream(path, table):
         writer.write_table(table, max_chunksize=2)
 
 
-def named(table, *names):
+def name_classes(table, *names):
     """The table with the names of its classes, as `datasets` writes them."""
     features = {"label": {"names": names, "_type": "ClassLabel"}}
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def saved(folder, tables):
+def save_tables(folder, tables):
     """A folder as `DatasetDict.save_to_disk` writes it, each split in two files."""
     names = [f"data-{part:05d}-of-00002.arrow" for part in range(2)]
     for split, table in tables.items():
@@ -56,7 +56,7 @@ def saved(folder, tables):
 def test_labels_that_are_no_class(tmp_path):
     """In `datasets`, -1 stands for an unknown label, such as in test sets."""
     for number, labels in enumerate(([0, 1, -1, None], [0, 1, 2, 0])):
-        table = named(pa.table({"text": list("abcd"), "label": pa.array(labels, pa.int64())}), "neg", "pos")
+        table = name_classes(pa.table({"text": list("abcd"), "label": pa.array(labels, pa.int64())}), "neg", "pos")
         parquet.write_table(table, tmp_path / f"{number}.parquet")
     source = TextTable(path=str(tmp_path / "0.parquet"), **NO_HOLD_OUT)
     assert content(source) == {"train": {"row 0": "neg", "row 1": "pos"}} and source.classes == ["neg", "pos"]
@@ -97,7 +97,7 @@ def test_images_inside_of_a_table(tmp_path, kind):
 
 
 def test_a_folder_that_save_to_disk_wrote(tmp_path):
-    folder = saved(tmp_path / "set", {"train": photos(), "test": photos(["blue", "red"])})
+    folder = save_tables(tmp_path / "set", {"train": photos(), "test": photos(["blue", "red"])})
     stream(tmp_path / "set" / "train" / "cache-12.arrow", photos(["white"]))  # left there by another program
     source = Captions(path=folder)
     assert source.splits == ("train", "test") and len(source.split("train")) == 4
@@ -129,8 +129,8 @@ def test_images_beside_a_table(tmp_path, root):
 
 
 def test_texts_with_names_of_classes(tmp_path):
-    table = named(pa.table({"text": ["x", "y", "z", "v"], "label": [1, 0, 1, None]}), "bad", "good")
-    source = TextTable(path=saved(tmp_path / "set", {"train": table, "validation": table}))
+    table = name_classes(pa.table({"text": ["x", "y", "z", "v"], "label": [1, 0, 1, None]}), "bad", "good")
+    source = TextTable(path=save_tables(tmp_path / "set", {"train": table, "validation": table}))
     assert source.splits == ("train", "val") and source.classes == ["bad", "good"]
     rows = [(record["text"], record["class"], record["label"]) for record in source.split("train").records()]
     assert rows == [("x", "good", 1), ("y", "bad", 0), ("z", "good", 1)]
@@ -186,7 +186,7 @@ def test_damage_within_is_an_image_that_cannot_be_read(tmp_path):
 
 
 def test_folders_that_are_no_data_set(tmp_path):
-    folder = saved(tmp_path / "set", {"train": photos()})
+    folder = save_tables(tmp_path / "set", {"train": photos()})
     (tmp_path / "set" / "train" / "state.json").write_text('{"_data_files": [{"filename": "../../a.arrow"}]}')
     assert "state.json: is damaged" in refusal(Captions, path=folder)
     (tmp_path / "set" / "dataset_dict.json").write_text("[" * 100_000)
@@ -200,8 +200,8 @@ def test_folders_that_are_no_data_set(tmp_path):
 
 def test_images_in_classes(tmp_path, root):
     names = ["cat", "dog"]
-    table = named(pa.table({"image": photos()["image"], "label": [0, 1, 1, 0]}), *names)
-    source = ImageTable(path=saved(tmp_path / "set", {"train": table, "validation": table[:2]}))
+    table = name_classes(pa.table({"image": photos()["image"], "label": [0, 1, 1, 0]}), *names)
+    source = ImageTable(path=save_tables(tmp_path / "set", {"train": table, "validation": table[:2]}))
     assert source.splits == ("train", "val") and source.classes == names and not source.skipped
     found = [(pixel(record), record["class"], record["label"]) for record in source.split("train").records()]
     assert found == [(RGB[color], names[n], n) for color, n in zip(COLORS, [0, 1, 1, 0], strict=True)]

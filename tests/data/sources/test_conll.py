@@ -27,7 +27,7 @@ def write(path, text):
     return str(path)
 
 
-def held(source, split="train"):
+def read_rows(source, split="train"):
     return [(record.id, record["words"], record["tags"]) for record in source.split(split).records()]
 
 
@@ -38,17 +38,17 @@ def conll(path, **options):
 @pytest.mark.parametrize(("word", "tag"), [("FORM", "UPOS"), (2, 4)])
 def test_lines_of_several_words_and_empty_nodes_are_no_words(word, tag, tmp_path):
     source = conll(write(tmp_path / "t.conllu", TREEBANK), word_column=word, tag_column=tag)
-    assert held(source) == [
+    assert read_rows(source) == [
         ("3", ["vamos", "nos", "10\u00a0000"], ["VERB", "PRON", "NUM"]),
         ("9", ["Sue", "likes"], ["PROPN", "VERB"]),
     ]
-    assert held(conll(str(tmp_path / "t.conllu"), word_column=word, tag_column="XPOS"))[1][2] == ["NP", "V1"]
+    assert read_rows(conll(str(tmp_path / "t.conllu"), word_column=word, tag_column="XPOS"))[1][2] == ["NP", "V1"]
 
 
 def test_tweets(tmp_path):
     """A topic begins with #, a lone tab ends a sentence, a zero-width space is a word, a mark of byte order is none."""
     text = "\ufeff@paul\tO\n#photo\tO\n\t\nEmpire\tB-place\nState\tI-place\n\u200b\tO\n#\tO\n\n\n"
-    assert held(conll(write(tmp_path / "t.conll", text))) == [
+    assert read_rows(conll(write(tmp_path / "t.conll", text))) == [
         ("1", ["@paul", "#photo"], ["O", "O"]),
         ("4", ["Empire", "State", "\u200b", "#"], ["B-place", "I-place", "O", "O"]),
     ]
@@ -56,15 +56,15 @@ def test_tweets(tmp_path):
 
 def test_columns_of_spaces_and_named_ones(tmp_path):
     path = write(tmp_path / "t", "EU NNP B-ORG\nrejects VBZ O\n")
-    assert held(conll(path, tag_column=3, delimiter=" ")) == [("1", ["EU", "rejects"], ["B-ORG", "O"])]
+    assert read_rows(conll(path, tag_column=3, delimiter=" ")) == [("1", ["EU", "rejects"], ["B-ORG", "O"])]
     named = write(tmp_path / "plus", "# global.columns = ID FORM NER\n1-2\tdont\t_\n1\tdo\tO\n2\tnt\tO\n\n")
-    assert held(conll(named, word_column="FORM", tag_column="NER")) == [("2", ["do", "nt"], ["O", "O"])]
+    assert read_rows(conll(named, word_column="FORM", tag_column="NER")) == [("2", ["do", "nt"], ["O", "O"])]
 
 
 def test_a_sentence_with_a_bad_line_is_left_out_and_named(tmp_path):
     path = write(tmp_path / "t", "a\tO\nb\n\nc\tO\n\n\tO\n\nd\tO\n")
     source = conll(path)
-    assert [words for _, words, _ in held(source)] == [["c"], ["d"]]
+    assert [words for _, words, _ in read_rows(source)] == [["c"], ["d"]]
     used = "the sentence is skipped"
     assert source.skipped == [f"{path}, line 2: no tag; {used}", f"{path}, line 6: no word; {used}"]
 
@@ -112,7 +112,7 @@ def test_treebanks_are_read_as_by_the_package_conllu(seed, tmp_path):
     source = conll(str(tmp_path / "t.conllu"), word_column="FORM", tag_column="UPOS")
     sentences = [[token for token in one if isinstance(token["id"], int)] for one in conllu.parse(text)]
     truth = [([token["form"] for token in one], [token["upos"] for token in one]) for one in sentences]
-    assert [(words, tags) for _, words, tags in held(source)] == truth and not source.skipped
+    assert [(words, tags) for _, words, tags in read_rows(source)] == truth and not source.skipped
 
 
 TRUTH = [(["robert", "#1", f"w{n}"], ["B-PER", "I-PER", "O"]) for n in range(5)]
@@ -149,7 +149,7 @@ def test_comments_and_lines_between_documents_are_no_words(columns, delimiter, c
     path = write(tmp_path / "t.conll", rows(columns, delimiter, comment))
     places = {"word_column": 1 + columns.index("word"), "tag_column": 1 + columns.index("tag")}
     source = conll(path, delimiter=delimiter[0], **places)
-    assert [(words, tags) for _, words, tags in held(source)] == TRUTH and not source.skipped
+    assert [(words, tags) for _, words, tags in read_rows(source)] == TRUTH and not source.skipped
 
 
 @pytest.mark.parametrize("topic", ["#\tO", "#photo\tO", "#photo\tB-x"])
@@ -157,6 +157,6 @@ def test_words_that_begin_with_a_number_sign_are_words(topic, tmp_path):
     path = write(tmp_path / "t.conll", f"{topic}\nof\tO\n\n{topic}\n\na\tO\n")
     word, tag = topic.split("\t")
     expected = [([word, "of"], [tag, "O"]), ([word], [tag]), (["a"], ["O"])]
-    assert [(words, tags) for _, words, tags in held(conll(path))] == expected
+    assert [(words, tags) for _, words, tags in read_rows(conll(path))] == expected
     source = conll(write(tmp_path / "s", "# NN O\nEU NNP B-ORG\n"), tag_column=3, delimiter=" ")
-    assert [words for _, words, _ in held(source)] == [["#", "EU"]]
+    assert [words for _, words, _ in read_rows(source)] == [["#", "EU"]]

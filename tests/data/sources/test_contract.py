@@ -479,7 +479,7 @@ def test_a_file_that_is_absent_empty_or_not_utf8_is_named(name: str, folder: Pat
     assert f"{file}, line {line}: is not UTF-8; save the file in UTF-8" in errors
 
 
-def mutated(content: bytes, draw: random.Random) -> bytes:
+def mutate(content: bytes, draw: random.Random) -> bytes:
     """A content with one to four of its bytes, lines or ends changed."""
     for _ in range(draw.randint(1, 4)):
         at, to = sorted(draw.randrange(len(content) + 1) for _ in range(2))
@@ -500,7 +500,7 @@ def test_a_damaged_file_is_read_or_refused_in_two_lines_and_soon(name: str, fold
     draw, file = random.Random(name), folder / name
     refused = 0
     for number in range(100):
-        file.write_bytes(mutated(text.encode(), draw))
+        file.write_bytes(mutate(text.encode(), draw))
         begun = time.process_time()
         try:
             with collect_errors() if number % 2 else nullcontext():

@@ -17,7 +17,7 @@ def root(tmp_path_factory):
     return translate_flickr8k(folder, folder, without=("test3.jpg",))
 
 
-def opened(root, *languages):
+def open_source(root, *languages):
     return Flickr8kLanguages(root=str(root), languages_root=str(root), languages=languages)
 
 
@@ -28,7 +28,7 @@ def lines(path, name, separator):
 
 
 def test_a_photo_has_its_captions_of_all_languages(root):
-    source = opened(root, "zh", "en", "de")
+    source = open_source(root, "zh", "en", "de")
     record = source.split("test").record(0)
     assert source.languages == ["zh", "en", "de"] and record.id == "test0.jpg"
     files = [("zh", "flickr8kzhc.caption.txt", " "), ("en", "Flickr8k.token.txt", "\t")]
@@ -36,14 +36,14 @@ def test_a_photo_has_its_captions_of_all_languages(root):
     expected = [(text, own) for own, file, mark in files for text in lines(root / file, "test0.jpg", mark)]
     assert list(zip(record["captions"], record["languages"], strict=True)) == expected
     assert record["references"] == record["captions"] and record.image().size == (128, 128)
-    assert content(opened(root, "en")) == content(Flickr8k(root=str(root)))
+    assert content(open_source(root, "en")) == content(Flickr8k(root=str(root)))
 
 
 @pytest.mark.slow
 def test_a_photo_may_lack_a_language_which_is_no_fault_of_the_data(root, capsys):
-    (record,) = (record for record in opened(root, *ALL).split("test").records() if record.id == "test3.jpg")
+    (record,) = (record for record in open_source(root, *ALL).split("test").records() if record.id == "test3.jpg")
     assert set(record["languages"]) == {"en", "zh"}
-    german = opened(root, "de")
+    german = open_source(root, "de")
     assert "test3.jpg" not in content(german)["test"]
     assert german.skipped == [f"{root / 'Flickr_8k.testImages.txt'}: no caption in de: test3.jpg"]
     assert not german.find_uncaptioned_images()
@@ -53,8 +53,8 @@ def test_a_photo_may_lack_a_language_which_is_no_fault_of_the_data(root, capsys)
 
 
 def test_faults_are_named(root, tmp_path):
-    assert "choose from en, de, zh" in refusal(opened, root, "en", "fr")
-    assert "data.languages: is empty" in refusal(opened, root)
+    assert "choose from en, de, zh" in refusal(open_source, root, "en", "fr")
+    assert "data.languages: is empty" in refusal(open_source, root)
     options = {"root": str(root), "languages_root": str(tmp_path)}
     message = refusal(Flickr8kLanguages, **options, languages=ALL)
     assert str(tmp_path / "Flickr8k.german.token.txt") in message and "data.languages_root" in message

@@ -109,7 +109,7 @@ def written_csv(rng: random.Random, rows: list[list[str]], delimiter: str) -> st
     return file.getvalue()
 
 
-def joined(rng: random.Random, rows: list[list[str]], delimiter: str) -> str:
+def join_rows(rng: random.Random, rows: list[list[str]], delimiter: str) -> str:
     """The rows without quoting."""
     end = rng.choice(["\n", "\n", "\r\n"])
     return "".join(delimiter.join(row) + end for row in [NAMES, *rows])
@@ -121,7 +121,7 @@ def csv_case(seed: int, folder) -> str:
     suffix, delimiter = rng.choice(kinds)
     rows = draw_rows(rng)
     kind = rng.choice(["quoted", "quoted", "damaged", "joined"])
-    text = joined(rng, rows, delimiter) if kind == "joined" else written_csv(rng, rows, delimiter)
+    text = join_rows(rng, rows, delimiter) if kind == "joined" else written_csv(rng, rows, delimiter)
     text = damage(rng, text) if kind == "damaged" else text
     data = (rng.choice(["", "", "\ufeff"]) + text).encode()
     path = folder / f"t{suffix}"

@@ -20,7 +20,7 @@ def write(path, *paragraphs, context=CONTEXT):
     return str(path)
 
 
-def known(source, *names):
+def read_records(source, *names):
     return {
         record.id: dict(record.values) for name in names or source.splits for record in source.split(name).records()
     }
@@ -37,7 +37,7 @@ def source(tmp_path):
 
 def test_places_are_counted_in_code_points_and_a_question_may_have_no_answer(source):
     plausible = {"is_impossible": True, "plausible_answers": [{"text": "Wald", "answer_start": 15}]}
-    found = known(source([entry("a", answers=[("🦊", 4), ("läuft", 6)]), entry("b", answers=[], **plausible)]))
+    found = read_records(source([entry("a", answers=[("🦊", 4), ("läuft", 6)]), entry("b", answers=[], **plausible)]))
     assert found["a"] == {"question": "what?", "context": CONTEXT, "answers": [("🦊", 4), ("läuft", 6)]}
     assert found["b"]["answers"] == []
 
@@ -45,7 +45,7 @@ def test_places_are_counted_in_code_points_and_a_question_may_have_no_answer(sou
 @pytest.mark.parametrize(("mark", "answers"), [(False, 1), ("False", 1), ("true", 0), (0, 1), (1, 0), (None, 1)])
 def test_marks_of_unanswerable_questions(source, mark, answers):
     """Some tools write is_impossible as text, of which every one but the empty one is true in Python."""
-    found = known(source([entry("a", answers=[("läuft", 6)], is_impossible=mark), entry("b")]))
+    found = read_records(source([entry("a", answers=[("läuft", 6)], is_impossible=mark), entry("b")]))
     assert len(found["a"]["answers"]) == answers
 
 
@@ -68,7 +68,7 @@ def test_other_marks_of_unanswerable_questions_are_refused(source, mark):
 )
 def test_a_bad_question_is_named_and_left_out(source, bad, kind, reason):
     made = source([entry("a")], [entry("b"), bad])
-    assert set(known(made)) == {"a", "b"}
+    assert set(read_records(made)) == {"a", "b"}
     (line,) = made.skipped
     assert line.kind == kind and reason in line
     assert f"q.json, data[0].paragraphs[1].qas[1] ({bad['id']})" in line
@@ -102,15 +102,15 @@ def test_several_files_train_and_one_tests(tmp_path):
     thirty = [[entry(f"{k}")] for k in range(30)]
     paths = [write(tmp_path / f"{n}.json", *thirty, context=f"{CONTEXT}{n}") for n in "ab"]
     made = Squad(path=paths, test_path=write(tmp_path / "test.json", [entry("z")]), val_fraction=0.2)
-    assert made.splits == ("train", "val", "test") and set(known(made, "test")) == {"test:z"}
-    assert len(known(made, "train", "val")) == 60
+    assert made.splits == ("train", "val", "test") and set(read_records(made, "test")) == {"test:z"}
+    assert len(read_records(made, "train", "val")) == 60
 
 
 def test_questions_of_several_files_with_the_same_ids_stay_apart(tmp_path):
     """A metric counts a sample once an id."""
     paths = [write(tmp_path / f"{n}.json", [entry("1", n), entry("2", n)], context=f"{CONTEXT}{n}") for n in "ab"]
     made = Squad(path=paths, val_fraction=0.0, test_fraction=0.0)
-    found = {(id, one["question"]) for id, one in known(made).items()}
+    found = {(id, one["question"]) for id, one in read_records(made).items()}
     assert found == {("1", "a"), ("2", "a"), ("1#2", "b"), ("2#2", "b")}
 
 

@@ -12,7 +12,7 @@ from vlm.data.sources.text_tables import SST2, TextTable, TranslationTable
 from vlm.errors import UserError
 
 
-def known(source, split):
+def read_rows(source, split):
     return [(r.id, r["text"], r["class"], r["label"]) for r in source.split(split).records()]
 
 
@@ -26,8 +26,8 @@ def test_files_of_each_split(tmp_path):
     test = write(tmp_path / "b.tsv", 'label\tother\ttext\npos\tx\tgood "one"\n'.replace('"', ""))
     source = TextTable(path=train, test_path=test)
     assert source.splits == ("train", "test") and source.classes == ["neg", "pos"] and not source.skipped
-    assert known(source, "train") == [("train:3", "good, and\nlong", "pos", 1), ("train:4", "bad", "neg", 0)]
-    assert known(source, "test") == [("test:2", "good one", "pos", 1)]
+    assert read_rows(source, "train") == [("train:3", "good, and\nlong", "pos", 1), ("train:4", "bad", "neg", 0)]
+    assert read_rows(source, "test") == [("test:2", "good one", "pos", 1)]
 
 
 def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
@@ -42,7 +42,7 @@ def test_json_lines_with_pairs_and_a_column_of_splits(tmp_path):
 def test_lines_without_a_header_are_parted_as_often_as_there_are_columns(tmp_path):
     path = write(tmp_path / "sst", "0 a\u00a0dull film\n1 a  fine one\n\n1 good\r\n")
     source = TextTable(path=path, val_path=path, columns=["label", "text"], delimiter=" ")
-    assert known(source, "train") == [
+    assert read_rows(source, "train") == [
         ("train:1", "a\u00a0dull film", "0", 0),  # a no-break space parts nothing
         ("train:2", "a  fine one", "1", 1),
         ("train:4", "good", "1", 1),
@@ -58,7 +58,7 @@ def test_a_single_file_is_drawn_by_class(tmp_path):
     labels = {name: [r["class"] for r in source.split(name).records()] for name in source.splits}
     sizes = {name: (found.count("a"), found.count("b")) for name, found in labels.items()}
     assert sizes == {"train": (105, 35), "val": (30, 10), "test": (15, 5)}
-    assert known(source, "test") == known(again, "test")
+    assert read_rows(source, "test") == read_rows(again, "test")
     assert len({r.id for name in source.splits for r in source.split(name).records()}) == 200
 
 
@@ -185,23 +185,23 @@ def folder(tmp_path):
     return tmp_path
 
 
-def held(source, split):
+def read_values(source, split):
     return [(record.id, record["text"], record["class"], record["label"]) for record in source.split(split).records()]
 
 
 def test_sentences(folder):
     source = SST2(root=str(folder))
     assert source.splits == ("train", "val", "test") and not source.skipped
-    assert held(source, "train") == [
+    assert read_values(source, "train") == [
         ("train:line 1", "a stirring\u00a0film", "positive", 1),
         ("train:line 2", "dull , dull , dull", "negative", 0),
     ]
-    assert [row[1:] for row in held(source, "test")] == [('" great "', "positive", 1), ("flat", "negative", 0)]
+    assert [row[1:] for row in read_values(source, "test")] == [('" great "', "positive", 1), ("flat", "negative", 0)]
 
 
 def test_phrases_train_too_but_for_held_out_sentences(folder):
     source = SST2(root=str(folder), phrases=True)
-    assert [row[:3] for row in held(source, "train")[2:]] == [
+    assert [row[:3] for row in read_values(source, "train")[2:]] == [
         ("train:phrase line 2", "stirring", "positive"),
         ("train:phrase line 5", "dull ,", "negative"),
     ]

@@ -29,7 +29,7 @@ def write(source, out, *, shard_size=3, shard_bytes=10**9, classes=None):
     return lost
 
 
-def own(root):
+def write_captions(root):
     """Captions of every kind that tables can hold, beside images of several formats."""
     colors = {"a.png": "red", "b/a.png": "blue", "a.jpg": "lime", "c.gif": "black", "d.webp": "white", "e.bmp": "gray"}
     colors |= {"f.tif": "pink", "x.y.png": "teal", "漢.png": "gold"}
@@ -46,7 +46,7 @@ def back(out, needs, **options):
     return Shards(root=str(out), needs=(needs,), **options)
 
 
-def same(ours, theirs):
+def check_same(ours, theirs):
     assert content(ours) == content(theirs)
     assert ours.splits == theirs.splits
     for name in theirs.splits:
@@ -55,11 +55,11 @@ def same(ours, theirs):
 
 
 def test_captions_images_and_order_come_back(tmp_path):
-    source, out = own(tmp_path / "data"), tmp_path / "out"
+    source, out = write_captions(tmp_path / "data"), tmp_path / "out"
     assert write(source, out) == []
     found = back(out, "captions")
     assert found.skipped == found.repeated == []
-    same(found, source)
+    check_same(found, source)
     for record in found.split("train").records():
         assert record.read_file() == (tmp_path / "data" / record.id).read_bytes()
     members = [entry.member for path in sorted(out.glob("train/*.tar")) for entry in build_index(str(path)).records()]
@@ -72,7 +72,7 @@ def test_captions_images_and_order_come_back(tmp_path):
 
 
 def test_other_programs_can_read_them_and_the_manifest_and_the_index_are_true(tmp_path):
-    write(own(tmp_path / "data"), tmp_path / "out")
+    write(write_captions(tmp_path / "data"), tmp_path / "out")
     shards = sorted((tmp_path / "out" / "train").glob("*.tar"))
     assert [path.name for path in shards] == ["000000.tar", "000001.tar", "000002.tar"]
     names = []
@@ -101,7 +101,7 @@ def test_other_programs_can_read_them_and_the_manifest_and_the_index_are_true(tm
 
 @pytest.mark.parametrize(("size", "limit", "counts"), [(2, 10**9, [2, 2, 2, 2]), (100, 1, [1] * 8), (100, 10**9, [8])])
 def test_shards_end_at_so_many_samples_or_bytes(tmp_path, size, limit, counts):
-    write(own(tmp_path / "data"), tmp_path / "out", shard_size=size, shard_bytes=limit)
+    write(write_captions(tmp_path / "data"), tmp_path / "out", shard_size=size, shard_bytes=limit)
     manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
     assert [entry["samples"] for entry in manifest["splits"]["train"]] == counts
 
@@ -114,11 +114,11 @@ def test_classes_come_back(tmp_path):
         write(source, tmp_path / name, classes=source.classes)
         found = back(tmp_path / name, "label")
         assert found.classes == source.classes
-        same(found, source)
+        check_same(found, source)
 
 
 def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
-    split = own(tmp_path / "data").split("train")
+    split = write_captions(tmp_path / "data").split("train")
     (tmp_path / "data" / "a.jpg").unlink()
     lost = []
     kept = SplitSubset(split, [7, 2, 0])
@@ -129,7 +129,7 @@ def test_parts_of_a_split_and_images_that_are_gone(tmp_path):
 
 
 def test_a_write_that_fails_leaves_no_shard(tmp_path, monkeypatch):
-    source = own(tmp_path / "data")
+    source = write_captions(tmp_path / "data")
 
     def full(_):
         raise OSError(28, "No space left on device")

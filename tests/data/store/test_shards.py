@@ -134,7 +134,7 @@ def test_the_index_is_made_once_where_it_may_be_left_and_anew_for_another_tar(tm
     assert len(shards(tmp_path).split("train")) == 3 and os.listdir(tmp_path) == ["0.tar"]
 
 
-def signed(line, rest, **change):
+def sign(line, rest, **change):
     """An index with a digest that fits, whatever else is wrong with it."""
     return json.dumps({**json.loads(line), "digest": digest(rest), **change}).encode() + b"\n" + rest
 
@@ -147,12 +147,16 @@ def test_a_damaged_index_is_made_anew(tmp_path):
     places = list(struct.unpack("<9q", rest[:72]))
     outside = [[places[0], size, *places[2:]], [-1, *places[1:]], [*places[:8], 2**62], [2**63 - 1, *places[1:]]]
     bad = [b"", b"{}", whole[:-1], whole[:200], line + b"\n", b"[" * 100_000, b"\n" + rest, rest]
-    bad += [signed(line, rest, samples=count) for count in (10**10, -1, "3", True)]
-    bad += [signed(line, rest, tar=size + 1), signed(line, rest, format=1), whole.replace(b"caption 1", b"caption 7")]
-    bad += [signed(line, struct.pack("<9q", *values) + rest[72:]) for values in outside]
+    bad += [sign(line, rest, samples=count) for count in (10**10, -1, "3", True)]
+    bad += [
+        sign(line, rest, tar=size + 1),
+        sign(line, rest, format=1),
+        whole.replace(b"caption 1", b"caption 7"),
+    ]
+    bad += [sign(line, struct.pack("<9q", *values) + rest[72:]) for values in outside]
     changes = [(b'["caption 1"]', b'"caption 1..."'), (b"[]", b"[3]"), (b"[]", b"{}"), (b"[]", b"[[1, 2]]")]
-    bad += [signed(line, rest.replace(*change)) for change in changes]
-    assert signed(line, rest) == whole
+    bad += [sign(line, rest.replace(*change)) for change in changes]
+    assert sign(line, rest) == whole
     for data in bad:
         (tmp_path / "0.tar.index").write_bytes(data)
         split = shards(tmp_path).split("train")
@@ -175,7 +179,7 @@ def _pax(path, size):
         file.truncate(2**30)  # which takes no room on disk
 
 
-def _nested(path):
+def _write_nested(path):
     with open(path, "wb") as file:
         name = b"a.png".ljust(512, b"\0")
         file.write((header("x", type=tarfile.GNUTYPE_LONGNAME, size=6).tobuf() + name) * 3000 + bytes(1024))
@@ -194,7 +198,7 @@ def _beyond(path):
 
 
 @pytest.mark.parametrize(
-    "make", [partial(_pax, size=2**30 - 512), partial(_pax, size=2**40), _nested, _negative, _beyond]
+    "make", [partial(_pax, size=2**30 - 512), partial(_pax, size=2**40), _write_nested, _negative, _beyond]
 )
 def test_headers_that_ask_for_too_much_are_refused(tmp_path, make):
     make(tmp_path / "0.tar")

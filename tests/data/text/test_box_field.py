@@ -35,7 +35,7 @@ def record(*boxes: LabeledBox, size=(64, 64), id: str = "a") -> Record:
     return Record(id, {"boxes": ImageBoxes(size, boxes)}, lambda: Image.new("RGB", size))
 
 
-def evaluated(made: BoxField, given: Record) -> CaptionRow:
+def read_row(made: BoxField, given: Record) -> CaptionRow:
     """A record as evaluation reads it."""
     split = made.view("val", ListSplit([given], lambda item, epoch: item), training=False)
     return made.encode(split.record(0), None)
@@ -53,13 +53,13 @@ def read(made: BoxField, ids: list[int], generated: list[bool]) -> tuple[str, li
 
 def test_a_text_is_a_prompt_with_objects_whose_edges_are_bins_of_the_view() -> None:
     made = field()
-    prompt, objects = read(made, *evaluated(made, record(CAT, DOG, CROWD)).texts[0])
+    prompt, objects = read(made, *read_row(made, record(CAT, DOG, CROWD)).texts[0])
     assert prompt == "detect\n" and len(made.tokenizer.location_ids) == 65
     assert sorted(objects) == [("cat", (6, 4, 30, 20)), ("dog", (2, 30, 40, 60))]  # top, left, bottom, right
-    rows = made.collate([evaluated(made, record(CAT)), evaluated(made, record(DOG))])
+    rows = made.collate([read_row(made, record(CAT)), read_row(made, record(DOG))])
     assert rows.references == [[ImageBoxes((64, 64), (CAT,))], [ImageBoxes((64, 64), (DOG,))]]
     halved = field(preprocess=Preprocess(image_size=32, resize="squash"))
-    assert read(halved, *evaluated(halved, record(CAT)).texts[0])[1] == [("cat", (3, 2, 15, 10))]
+    assert read(halved, *read_row(halved, record(CAT)).texts[0])[1] == [("cat", (3, 2, 15, 10))]
     assert len(field(preprocess=Preprocess(image_size=2048)).tokenizer.location_ids) == 1024
 
 
@@ -71,7 +71,7 @@ def test_the_order_of_objects_is_random_by_key_and_the_same_in_any_process() -> 
         assert texts == field(prompts_per_image=2).encode(record(*boxes), (0, epoch, 3)).texts
         orders += [tuple(numbers[1] for _, numbers in read(made, *text)[1]) for text in texts]
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders) and len({*orders}) > 10
-    texts = [evaluated(made, record(*boxes, id=name)).texts for name in "abcab"]
+    texts = [read_row(made, record(*boxes, id=name)).texts for name in "abcab"]
     assert texts[:2] == texts[3:] and texts[0] != texts[1]
 
 
@@ -125,20 +125,20 @@ def test_what_the_view_does_not_show_is_left_out_and_the_rest_is_cut() -> None:
         LabeledBox("dog", (0.0, 0.0, 38.0, 20.0)),  # less than a quarter inside
         LabeledBox("bird", (24.0, 10.0, 40.0, 20.0)),  # half inside
     ]
-    assert read(made, *evaluated(made, record(*boxes, size=wide)).texts[0])[1] == [("bird", (5, 0, 10, 4))]
+    assert read(made, *read_row(made, record(*boxes, size=wide)).texts[0])[1] == [("bird", (5, 0, 10, 4))]
     all_of_it = field(preprocess=Preprocess(image_size=32, resize="crop"), min_visible=0.0)
-    labels = [label for label, _ in read(all_of_it, *evaluated(all_of_it, record(*boxes, size=wide)).texts[0])[1]]
+    labels = [label for label, _ in read(all_of_it, *read_row(all_of_it, record(*boxes, size=wide)).texts[0])[1]]
     assert sorted(labels) == ["bird", "dog"]
 
 
 def test_objects_that_do_not_fit_are_left_out_and_counted() -> None:
     made = field(max_len=29)
     boxes = [LabeledBox("cat", (float(n), 1.0, n + 5.0, 9.0)) for n in range(5)]
-    ids, generated = evaluated(made, record(*boxes)).texts[0]
+    ids, generated = read_row(made, record(*boxes)).texts[0]
     assert len(ids) <= 29 and len(read(made, ids, generated)[1]) == 2 and made.truncated == 1
     assert made.lengths(record(*boxes)) == [("cat cat cat cat cat", len("detect\n") + 1 + 5 * 7 + 1)]
     thin = LabeledBox("cat", (10.1, 63.8, 10.2, 64.0))  # thinner than a bin, at the edge
-    assert read(made, *evaluated(made, record(thin)).texts[0])[1] == [("cat", (63, 10, 64, 11))]
+    assert read(made, *read_row(made, record(thin)).texts[0])[1] == [("cat", (63, 10, 64, 11))]
     assert widen([64, 64, 64, 64], 65) == [63, 63, 64, 64]
 
 

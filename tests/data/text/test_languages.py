@@ -16,15 +16,15 @@ TEXTS = ["a red circle", "ein rotes Rund", "红色的圆"]
 ROWS = [[("a dog", "en"), ("ein Hund", "de")], [("two cats", "en")], [("Katzen", "de"), ("cats", "en")]]
 
 
-def told(languages=("en", "de")):
+def two_languages(languages=("en", "de")):
     """Captions in two languages."""
     columns = [[list(values) for values in zip(*row, strict=True)] for row in ROWS]
     rows = [{"captions": texts, "references": texts, "languages": names} for texts, names in columns]
     return RowSource({"train": rows, "val": rows}, languages=languages)
 
 
-def opened(field, source=None):
-    open_fields(source or told(), field)
+def open_field(field, source=None):
+    open_fields(source or two_languages(), field)
     return field
 
 
@@ -86,10 +86,10 @@ def test_an_unknown_language_is_one_line():
 
 
 def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
-    field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=6))
+    field = open_field(CaptionField(tokenizer=CharTokenizer(), max_len=6))
     bos, eos, ids = field.tokenizer.bos_id, field.tokenizer.eos_id, field.tokenizer.encode
     (en,), (de,) = field.tokenizer.begin("en"), field.tokenizer.begin("de")
-    record = told().split("train").record(0)
+    record = two_languages().split("train").record(0)
     rows = field.collate([field.encode(record, (0, 0, 0))])
     row = [bos, en, *ids("a d"), eos, bos, de, *ids("ein"), eos]
     assert rows.tokens.tolist() == [row] and field.length(record) == len(row) == 12
@@ -98,20 +98,20 @@ def test_a_caption_begins_with_its_language_which_is_read_and_not_predicted():
 
 
 def test_evaluation_knows_the_references_of_each_language():
-    field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9))
-    split = field.view("val", told().split("val"), training=False)
+    field = open_field(CaptionField(tokenizer=CharTokenizer(), max_len=9))
+    split = field.view("val", two_languages().split("val"), training=False)
     rows = field.collate([field.encode(record, None) for record in split.records()])
     assert rows.references_in("en") == [["a dog"], ["two cats"], ["cats"]]
     assert rows.references_in("de") == [["ein Hund"], [], ["Katzen"]]
     assert rows.references_in(None) == [[text for text, _ in row] for row in ROWS]
     assert torch.equal(rows.partners.tokens[0], rows.tokens[1])
-    train = LanguageSplit(told().split("train"), "de")
+    train = LanguageSplit(two_languages().split("train"), "de")
     assert [record["captions"] for record in train.records()] == [["ein Hund"], [], ["Katzen"]]
 
 
 def test_captions_of_no_stated_language_are_of_the_first_one():
-    field = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9), told(()))
-    state = opened(CaptionField(tokenizer=CharTokenizer(), max_len=9)).state()
+    field = open_field(CaptionField(tokenizer=CharTokenizer(), max_len=9), two_languages(()))
+    state = open_field(CaptionField(tokenizer=CharTokenizer(), max_len=9)).state()
     plain = field.encode_caption("a dog")
     field.restore(state)
     assert field.encode_caption("a dog") == [
@@ -123,7 +123,7 @@ def test_captions_of_no_stated_language_are_of_the_first_one():
 
 
 def test_languages_that_a_checkpoint_does_not_know_are_refused():
-    field, plain = opened(CaptionField(tokenizer=ByteTokenizer(), max_len=9)), ByteTokenizer()
+    field, plain = open_field(CaptionField(tokenizer=ByteTokenizer(), max_len=9)), ByteTokenizer()
     assert "unnamed" in refusal(field.restore, {"tokenizer": plain.state()})
     plain.add_languages(["en", "zh"])
     message = refusal(field.restore, {"tokenizer": plain.state()})
@@ -131,5 +131,5 @@ def test_languages_that_a_checkpoint_does_not_know_are_refused():
 
 
 def test_an_encoder_reads_captions_of_all_languages_alike():
-    field = opened(OneCaptionField(tokenizer=CharTokenizer(), max_len=9))
+    field = open_field(OneCaptionField(tokenizer=CharTokenizer(), max_len=9))
     assert field.tokenizer.languages == ()

@@ -52,7 +52,7 @@ def bpe(pre, normalizer=None, decoder=None, *, begins=False):
     return Tokenizer.from_str(json.dumps(content))
 
 
-def isolated(pattern):
+def isolate(pattern):
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), BYTES])
 
 
@@ -83,7 +83,7 @@ def unigram():
 
 
 KINDS = {"smollm": smollm, "llama2": llama2, "gemma": gemma, "unigram": unigram}
-KINDS |= {"llama3": lambda: bpe(isolated(LLAMA3), begins=True), "qwen": lambda: bpe(isolated(QWEN), normalizers.NFC())}
+KINDS |= {"llama3": lambda: bpe(isolate(LLAMA3), begins=True), "qwen": lambda: bpe(isolate(QWEN), normalizers.NFC())}
 
 
 def saved_tokenizer(kind: str, folder: Path):

@@ -41,7 +41,7 @@ def theirs_of(turns: list[Turn], *, parts: bool = True) -> list[dict[str, Any]]:
     return messages
 
 
-def saved(folder: Path, name: str) -> tuple[Any, PromptForm, Any, dict[str, Any]]:
+def save_model(folder: Path, name: str) -> tuple[Any, PromptForm, Any, dict[str, Any]]:
     """Saves a model; its processor or tokenizer, and the form and the tokenizer that are read of it."""
     torch.manual_seed(5)
     theirs = saved_chat(folder, name) if name in TEMPLATES else saved_image_text(folder, name)[1]
@@ -53,7 +53,7 @@ def saved(folder: Path, name: str) -> tuple[Any, PromptForm, Any, dict[str, Any]
 @pytest.mark.parametrize("system", [True, False], ids=["system", "none"])
 @pytest.mark.parametrize("name", IMAGE_FORMS)
 def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, name: str, system: bool) -> None:
-    processor, form, tokenizer, about = saved(tmp_path / "theirs", name)
+    processor, form, tokenizer, about = save_model(tmp_path / "theirs", name)
     images = [Image.open(path).convert("RGB") for path in photos(tmp_path / "photos", 3)]
     turns = TALK if system else TALK[1:]
     for count in range(1 + system, len(turns) + 1):
@@ -71,7 +71,7 @@ def test_conversations_with_images_are_those_of_their_processor(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_conversations_of_text_are_those_of_their_tokenizer(tmp_path: Path, name: str) -> None:
-    theirs, form, tokenizer, _ = saved(tmp_path / "theirs", name)
+    theirs, form, tokenizer, _ = save_model(tmp_path / "theirs", name)
     talk = [Turn(turn.role, turn.text) for turn in TALK]
     thought = [talk[1], Turn("assistant", "<think>\nso\n\nor so\n</think>\n\na dog"), talk[3]]
     others = [[*thought, thought[1]], [*thought, talk[2]], thought] if name == "qwen3" else []
@@ -117,7 +117,7 @@ def write_templates(folder: Path, files: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_default_of_several_templates_is_read(tmp_path: Path, name: str) -> None:
-    saved(tmp_path / "theirs", "chatml")
+    save_model(tmp_path / "theirs", "chatml")
     write_templates(tmp_path / "theirs", FILES[name])
     about = read(str(tmp_path / "theirs"))["vlm"]
     form, tokenizer = PromptForm.of(about["form"]), tokenizer_from_state(about["tokenizer"])
@@ -129,7 +129,7 @@ def test_the_default_of_several_templates_is_read(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("first", ["chat_template.json", "processor_config.json"])
 def test_a_processor_prefers_its_own_files(tmp_path: Path, first: str) -> None:
-    saved(tmp_path / "theirs", "smolvlm")
+    save_model(tmp_path / "theirs", "smolvlm")
     template = (tmp_path / "theirs" / "chat_template.jinja").read_text()
     write_templates(tmp_path / "theirs", {first: template, "chat_template.jinja": "{{ 1 }}"})
     processor = AutoProcessor.from_pretrained(tmp_path / "theirs")
@@ -141,7 +141,7 @@ def test_a_processor_prefers_its_own_files(tmp_path: Path, first: str) -> None:
 
 @pytest.mark.parametrize("stated", [[{"name": "default"}], 3, [3], {"default": 3}], ids=str)
 def test_a_damaged_list_of_templates_is_refused(tmp_path: Path, stated: Any) -> None:
-    saved(tmp_path / "theirs", "chatml")
+    save_model(tmp_path / "theirs", "chatml")
     write_templates(tmp_path / "theirs", {"tokenizer_config.json": stated})
     with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template is"):
         read(str(tmp_path / "theirs"))
@@ -161,7 +161,7 @@ def test_a_damaged_list_of_templates_is_refused(tmp_path: Path, stated: Any) -> 
 )
 def test_what_the_model_writes_of_a_conversation_is_marked(tmp_path: Path, name: str, own: str) -> None:
     """With the end of its turns, and the space that its prompt lacks."""
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", name)
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", name)
     turns = [Turn(turn.role, turn.text, turn.places * (form.states > 0)) for turn in TALK[1:]]
     tokens, marks = form.conversation(tokenizer, turns, answering=False, generated=True)
     written = [id for id, mine in zip(tokens, marks, strict=True) if mine]
@@ -172,7 +172,7 @@ def test_what_the_model_writes_of_a_conversation_is_marked(tmp_path: Path, name:
 
 def test_answers_that_later_turns_change_cannot_be_trained(tmp_path: Path) -> None:
     """Qwen3's earlier answers lose their thoughts."""
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", "qwen3")
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", "qwen3")
     turns = [Turn(turn.role, turn.text) for turn in TALK[1:5]]
     with pytest.raises(UserError, match=r"writes the beginning of .* differently .*; add {% generation %} and"):
         form.conversation(tokenizer, turns, answering=False, generated=True)
@@ -209,7 +209,7 @@ STORED = {
 
 @pytest.mark.parametrize("name", STORED)
 def test_stored_forms_are_those_of_the_templates(tmp_path: Path, name: str) -> None:
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", name)
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", name)
     stored = PromptForm.of(replace(form, chat=STORED[name]).state())
     turns = [Turn(turn.role, turn.text, turn.places * (form.states > 0)) for turn in TALK[1:]]
     for count in (1, 2, 5):
@@ -224,7 +224,7 @@ def test_stored_forms_are_those_of_the_templates(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", ["smolvlm", "chatml", "gemma"])
 def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -> None:
     """The tokens of an answer, then those of what follows, are those of the whole conversation."""
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", name)
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", name)
     form = replace(form, chat=STORED[name])
     images = (0,) * (form.states > 0)
     talk = [
@@ -240,7 +240,7 @@ def test_turns_after_an_answer_go_on_where_it_ended(tmp_path: Path, name: str) -
 
 
 def test_later_turns_read_an_answer_without_its_thoughts(tmp_path: Path) -> None:
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", "qwen3")
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", "qwen3")
     form = replace(form, chat=STORED["qwen3"])
     answer = "<think>\nso\n</think>\n\nor so\n</think>\n\n\na dog\n"
     for text, words in ((answer, "a dog\n"), ("<think>\nso", "<think>\nso"), ("a dog", "a dog"), (answer[:-7], "")):
@@ -262,7 +262,7 @@ def test_the_plain_form_needs_no_words_of_its_own() -> None:
 
 def test_whether_images_are_read_inside_texts(tmp_path: Path) -> None:
     for name, expected in (("smolvlm", True), ("chatml", False)):  # the second reads texts only
-        assert reads_images_inside_texts(saved(tmp_path / name, name)[3]) is expected
+        assert reads_images_inside_texts(save_model(tmp_path / name, name)[3]) is expected
     preprocess = Preprocess(image_size=8).state()
     for chat, expected in ((PLAIN, False), (ChatForm(heads={"user": ""}, before="", after=""), True)):
         form = PromptForm(chat=chat, states=3).state()
@@ -281,7 +281,7 @@ def test_a_damaged_form_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_texts_that_name_special_tokens_are_refused(tmp_path: Path) -> None:
-    _, form, tokenizer, _ = saved(tmp_path / "theirs", "chatml")
+    _, form, tokenizer, _ = save_model(tmp_path / "theirs", "chatml")
     with pytest.raises(UserError, match="contains the special token"):
         form.conversation(tokenizer, [Turn("user", "a<|im_end|>b")])
     assert form.conversation(tokenizer, [Turn("user", "a <image>")]).tokens  # which this model has no token for

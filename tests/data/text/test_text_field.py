@@ -62,7 +62,7 @@ def stream(texts):
     return [id for text in texts for id in (BOS, *(byte + 3 for byte in text.encode()), EOS)]
 
 
-def numbered(row):
+def number_segments(row):
     """Segments of a row of ids: 1, and one more at each further begin."""
     found, number = [], 1
     for at, id in enumerate(row):
@@ -99,7 +99,7 @@ def test_training_reads_windows_of_the_text_with_its_documents_told_apart(max_le
         assert text.scored is None and batch.bad == []
         for begin, tokens, segments, _ in rows(batch):
             assert tokens == ids[begin : begin + max_len + 1]
-            assert segments == numbered(tokens)
+            assert segments == number_segments(tokens)
 
 
 @pytest.mark.parametrize("train, alone", [(["one document " * 50], True), (["ab"] * 50, False)])
@@ -153,7 +153,7 @@ def test_evaluation_scores_every_token_once_with_context(texts, max_len, stride)
             real = ids[begin : begin + max_len + 1]
             pad = max_len + 1 - len(real)
             assert tokens == real + [ByteTokenizer.pad_id] * pad
-            assert segments == numbered(real) + [0] * pad
+            assert segments == number_segments(real) + [0] * pad
             for at in np.flatnonzero(scored).tolist():
                 seen[begin + at] += 1
                 assert segments[at - 1] == segments[at] > 0  # so the one function that shifts labels has it
@@ -174,7 +174,7 @@ def test_sampled_windows_are_drawn_anew_for_each_batch_and_again_the_same():
     windows = {tuple(ids[begin : begin + 9]) for begin in range(len(ids) - 8)}
     for tokens, segments, _ in chain(parts(first), parts(second)):
         assert tuple(tokens) in windows
-        assert segments == numbered(tokens)
+        assert segments == number_segments(tokens)
     assert first.scored is None and len(first.tokens) == 4
     again = list(field().sample_windows("val", batches=2, batch_size=4, seed=0))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(again, (first, second), strict=True))

@@ -19,7 +19,7 @@ def split(name, pairs):
     return ListSplit(range(len(pairs)), lambda at, epoch: Record(f"{name}-{at + 1}", known[at]))
 
 
-def found(is_generated=False):
+def find_faults(is_generated=False):
     faults = Faults()
     splits = {"train": split("train", TRAIN), "test": split("test", TEST)}
     find_pair_faults(splits, ByteTokenizer(), 40, faults, limit=None, is_generated=is_generated)
@@ -27,16 +27,16 @@ def found(is_generated=False):
 
 
 def test_each_fault_is_named_with_its_pair():
-    lines = found().by_kind
+    lines = find_faults().by_kind
     assert lines["duplicate pair"] == ["train: train-1 = train: train-3: a dog | ein Hund"]
     assert lines["pair in two splits"] == ["train: train-1 = test: test-2: a dog | ein Hund"]
     assert lines["pair of unlike lengths"] == ["train: train-2: 25 and 2 characters: a cat sleeps under a tree | @@"]
     assert [line.split(",")[0] for line in lines["over-long text"]] == ["test: test-3: 42 tokens"]
-    assert set(found().spoiling) >= {"pair in two splits", "duplicate pair"}
+    assert set(find_faults().spoiling) >= {"pair in two splits", "duplicate pair"}
 
 
 def test_sentences_that_are_drawn_may_come_again():
-    assert "duplicate pair" not in found(is_generated=True).by_kind
+    assert "duplicate pair" not in find_faults(is_generated=True).by_kind
 
 
 def test_each_kind_that_may_spoil_a_run_has_a_remedy():

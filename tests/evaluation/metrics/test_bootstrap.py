@@ -10,7 +10,7 @@ from vlm.evaluation.metrics.coco import KEYS, References
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"]
 
 
-def made(count: int, seed: int = 0) -> tuple[dict[str, str], dict[str, list[str]]]:
+def make_texts(count: int, seed: int = 0) -> tuple[dict[str, str], dict[str, list[str]]]:
     draw = np.random.default_rng(seed)
     text = lambda: " ".join(draw.choice(WORDS, draw.integers(3, 9)))  # noqa: E731
     references = {f"{n:03d}": [text() for _ in range(3)] for n in range(count)}
@@ -18,7 +18,7 @@ def made(count: int, seed: int = 0) -> tuple[dict[str, str], dict[str, list[str]
 
 
 def test_a_resample_scores_as_its_captions_do() -> None:
-    predictions, references = made(25)
+    predictions, references = make_texts(25)
     scores = References(references).score(predictions)
     score = caption_scorer(scores)
     assert score(np.ones((1, 25)))[0] == pytest.approx(list(scores.summary().values()), abs=1e-12)
@@ -41,7 +41,7 @@ def test_the_interval_of_a_mean_is_the_known_one() -> None:
 
 
 def test_intervals_hold_the_score_and_do_not_change() -> None:
-    predictions, references = made(60)
+    predictions, references = make_texts(60)
     scores = References(references).score(predictions)
     found = bootstrap.intervals(KEYS, caption_scorer(scores), 60, seed=0)
     assert found.keys() == {f"{name}@{end}" for name in KEYS for end in ("low", "high")}

@@ -21,7 +21,7 @@ WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "on", "in", "grass", "sofa"
 
 
 @cache
-def made(count: int) -> tuple[dict[str, str], dict[str, list[str]]]:
+def make_texts(count: int) -> tuple[dict[str, str], dict[str, list[str]]]:
     draw = random.Random(count)
     captions = lambda: " ".join(draw.choices(WORDS, k=draw.randint(3, 9))).capitalize() + "."  # noqa: E731
     references = {f"image {i}": [captions() for _ in range(draw.randint(1, 5))] for i in range(count)}
@@ -30,7 +30,7 @@ def made(count: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def test_prepared_references_serve_many_candidates() -> None:
-    predictions, references = made(30)
+    predictions, references = make_texts(30)
     prepared = References(references)
     other = {image: text.lower()[::-1] for image, text in predictions.items()}
     for captions in (predictions, other, predictions):
@@ -60,7 +60,7 @@ def test_what_cannot_be_scored_is_named(predictions: dict, references: dict, mes
 
 
 def update(metric: CaptionMetric, images: list[str], size: int = 7) -> CaptionMetric:
-    predictions, references = made(60)
+    predictions, references = make_texts(60)
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         metric.update(batch, [predictions[i] for i in batch], [references[i] for i in batch])
@@ -68,7 +68,7 @@ def update(metric: CaptionMetric, images: list[str], size: int = 7) -> CaptionMe
 
 
 def test_the_metric_agrees_with_the_function_and_adds_variety() -> None:
-    predictions, references = made(60)
+    predictions, references = make_texts(60)
     scores = update(CaptionMetric(), list(predictions)).compute()
     assert {key: scores[key] for key in KEYS} == score_captions(predictions, references).summary()
     assert scores.keys() - KEYS == {"exact_match", "distinct", "vocabulary", "mean_length", "length_ratio"}
@@ -97,11 +97,11 @@ def test_a_caption_of_training_is_not_new_in_other_letters_or_with_other_stops()
 
 
 def test_order_batches_and_repeated_images_change_no_digit() -> None:
-    images = list(made(60)[0])
+    images = list(make_texts(60)[0])
     scores = update(CaptionMetric(), images).compute()
     assert update(CaptionMetric(), images[::-1] + images[:13], size=3).compute() == scores
-    turned = [dict(reversed(captions.items())) for captions in made(200)]
-    assert score_captions(*turned).summary() == score_captions(*made(200)).summary()
+    turned = [dict(reversed(captions.items())) for captions in make_texts(200)]
+    assert score_captions(*turned).summary() == score_captions(*make_texts(200)).summary()
 
 
 def test_odd_texts_survive_the_state() -> None:
@@ -141,7 +141,7 @@ def gather(metrics: list[CaptionMetric]) -> Callable[[Tensor, object], list[Tens
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 @pytest.mark.parametrize("cut", [0, 1, 23, 60])
 def test_processes_with_uneven_shares_agree_with_one(cut: int) -> None:
-    images = list(made(60)[0])
+    images = list(make_texts(60)[0])
     expected = update(CaptionMetric(), images).compute()
     # The second process repeats images of the first, as a sampler that pads does.
     shares = [update(CaptionMetric(), images[:cut]), update(CaptionMetric(), images[cut:] + images[:2])]
@@ -151,7 +151,7 @@ def test_processes_with_uneven_shares_agree_with_one(cut: int) -> None:
 
 
 def test_the_best_constant_is_the_best_of_all_tried_in_turn() -> None:
-    predictions, references = made(30)
+    predictions, references = make_texts(30)
     candidates = [*predictions.values(), "", "Nothing known here"]
     prepared = References(references)
     tried = {text: prepared.score(dict.fromkeys(references, text)).summary()["cider"] for text in candidates}

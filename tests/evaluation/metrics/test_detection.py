@@ -19,14 +19,14 @@ def image(id: str, true: ImageBoxes, *found: LabeledBox, unparsed: int = 0) -> S
     return ScoredImage(id, true, [(item, 0.9 - 0.1 * at) for at, item in enumerate(found)], unparsed)
 
 
-def filled(*more: ScoredImage) -> DetectionMetric:
+def make_metric(*more: ScoredImage) -> DetectionMetric:
     metric = DetectionMetric()
     metric.update([image("b", truth(CAT, DOG, CROWD), CAT, DOG), image("a", truth(CAT), DOG, unparsed=1), *more])
     return metric
 
 
 def test_exact_classes_and_unparsed_objects() -> None:
-    metric = filled(image("c", truth(CAT, CAT), CAT))
+    metric = make_metric(image("c", truth(CAT, CAT), CAT))
     results = metric.compute()
     assert [item.id for item in metric.images] == ["a", "b", "c"]
     assert results["exact_classes"] == pytest.approx(1 / 3)  # a crowd is not expected, and two are not one
@@ -37,7 +37,7 @@ def test_exact_classes_and_unparsed_objects() -> None:
 
 
 def test_images_in_another_order_and_twice_score_the_same() -> None:
-    metric, other = filled(), DetectionMetric()
+    metric, other = make_metric(), DetectionMetric()
     other.update([image("a", truth(CAT), DOG, unparsed=1)])
     other.update([image("b", truth(CAT, DOG, CROWD), CAT, DOG)])
     other.update([image("a", truth(CAT), DOG, unparsed=1)])
@@ -45,7 +45,7 @@ def test_images_in_another_order_and_twice_score_the_same() -> None:
 
 
 def test_controls() -> None:
-    metric = filled()
+    metric = make_metric()
     metric.update([image("a", truth(CAT)), image("b", truth(CAT, DOG, CROWD))], "blank")
     metric.update([image("b", truth(CAT, DOG, CROWD), DOG), image("a", truth(CAT), CAT)], "shuffled")
     metric.compute()
@@ -66,7 +66,7 @@ def test_controls() -> None:
 
 
 def test_intervals_hold_the_scores() -> None:
-    metric = filled(*(image(str(n), truth(CAT, DOG), *[CAT, DOG][: 1 + n % 2]) for n in range(30)))
+    metric = make_metric(*(image(str(n), truth(CAT, DOG), *[CAT, DOG][: 1 + n % 2]) for n in range(30)))
     results, ends = metric.compute(), metric.intervals(seed=0)
     assert all(ends[f"{name}@low"] <= results[name] <= ends[f"{name}@high"] for name in ("ap", "ap50", "recall"))
     assert ends["recall@low"] < ends["recall@high"]

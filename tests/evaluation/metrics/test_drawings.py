@@ -7,15 +7,15 @@ from vlm.errors import UserError
 from vlm.evaluation.metrics.drawings import CEILING, RANDOM, DrawingMetric, JudgedPicture
 
 
-def judged(id: str, caption: str, one: list[str], many: list[str]) -> JudgedPicture:
+def judged_picture(id: str, caption: str, one: list[str], many: list[str]) -> JudgedPicture:
     return JudgedPicture(id, caption, [caption, "x"], {"first": one, "second": many})
 
 
 PICTURES = [
-    judged("1", "a", ["a"], ["b", "a"]),
-    judged("2", "b", ["a"], ["b"]),
-    judged("3", "c", ["x"], []),
-    judged("4", "d", ["d", "e"], ["c"]),
+    judged_picture("1", "a", ["a"], ["b", "a"]),
+    judged_picture("2", "b", ["a"], ["b"]),
+    judged_picture("3", "c", ["x"], []),
+    judged_picture("4", "d", ["d", "e"], ["c"]),
 ]
 
 

@@ -17,13 +17,17 @@ def by_recursion(one, other):
     """The definition: the cheapest of the three edits at the ends."""
 
     @cache
-    def least(left, right):
+    def distance(left, right):
         if not left or not right:
             return left + right
         same = one[left - 1] == other[right - 1]
-        return min(least(left - 1, right) + 1, least(left, right - 1) + 1, least(left - 1, right - 1) + (not same))
+        return min(
+            distance(left - 1, right) + 1,
+            distance(left, right - 1) + 1,
+            distance(left - 1, right - 1) + (not same),
+        )
 
-    return least(len(one), len(other))
+    return distance(len(one), len(other))
 
 
 def test_edit_distance_by_brute_force():

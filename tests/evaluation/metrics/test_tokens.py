@@ -300,15 +300,15 @@ def test_captions_cut_into_characters(caption, expected):
     assert characters(caption) == expected
 
 
-def spelled(caption):
+def spell(caption):
     """Each character as a word of Latin letters."""
     kept = (char for char in caption if char.isalpha())
     return " ".join("w" + "".join(chr(97 + int(digit, 16)) for digit in f"{ord(char):x}") for char in kept)
 
 
 def test_scores_by_characters_are_those_of_words_that_stand_for_them():
-    words = References({image: list(map(spelled, texts)) for image, texts in CHINESE.items()})
-    expected = words.score({image: spelled(text) for image, text in GUESSED.items()})
+    words = References({image: list(map(spell, texts)) for image, texts in CHINESE.items()})
+    expected = words.score({image: spell(text) for image, text in GUESSED.items()})
     found = References(CHINESE).score(GUESSED)
     assert words.units is WORDS
     assert found.summary() == expected.summary()

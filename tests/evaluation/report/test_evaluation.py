@@ -16,14 +16,14 @@ def matrix(count, seed=0):
     return draw.integers(0, 3, (count, count)) + np.diag(draw.integers(40, 900, count))
 
 
-def drawn(counts, names):
+def draw_picture(counts, names):
     return Image.open(BytesIO(confusion_picture(Confusion(counts, names))))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 10, 20, 100, 300))])
 def test_any_number_of_classes(count):
-    image = drawn(matrix(count), [f"class {n}" for n in range(count)])
+    image = draw_picture(matrix(count), [f"class {n}" for n in range(count)])
     assert image.format == "PNG" and 350 < min(image.size) <= max(image.size) < 2000
 
 
@@ -31,13 +31,13 @@ def test_any_number_of_classes(count):
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_odd_names_and_classes_without_samples():
     odd = ["$x_1$ & ", "犬", "", "a" * 500, "line\nbreak", "100 % {set}", "\\alpha $", "$\\nothing{$"]
-    assert min(drawn(matrix(len(odd)), odd).size) > 350
-    assert min(drawn(np.zeros((4, 4), dtype=int), list("abcd")).size) > 350
+    assert min(draw_picture(matrix(len(odd)), odd).size) > 350
+    assert min(draw_picture(np.zeros((4, 4), dtype=int), list("abcd")).size) > 350
 
 
 def test_the_share_of_the_true_class_is_the_colour():
     """Two cells of equal share look the same, however many samples their classes have; more is darker."""
-    image = drawn(np.array([[90, 10], [4500, 4500]]), ["a", "b"])
+    image = draw_picture(np.array([[90, 10], [4500, 4500]]), ["a", "b"])
     colors = dict(map(reversed, image.convert("RGB").getcolors(2**20)))
     cells = sorted((color for color, count in colors.items() if count > 5000 and color != (255, 255, 255)), key=sum)
     assert len(cells) == 3

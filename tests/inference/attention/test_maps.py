@@ -21,7 +21,7 @@ SIZE = (16, 40)  # 2 x 5 patches
 SEE = Preprocess(image_size=SIZE)
 
 
-def drawn(*size):
+def draw_image(*size):
     return torch.randint(256, (3, *size), dtype=torch.uint8)
 
 
@@ -38,7 +38,7 @@ def model(request, scramble, tokenizer):
 
 
 def test_maps_are_the_last_layers_attention_of_the_query_before_each_token(model, tokenizer):
-    pixels = drawn(*SIZE)
+    pixels = draw_image(*SIZE)
     maps = dict(caption_word_maps(model, tokenizer, SEE, pixels, "a red circle"))
     assert list(maps) == ["a", "red", "circle"]
 
@@ -100,7 +100,7 @@ def test_a_caption_longer_than_the_decoder_is_looked_at_as_far_as_it_goes(model,
 
 
 def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer):
-    pixels = drawn(*SIZE)
+    pixels = draw_image(*SIZE)
     tokens = tokenizer.encode("a red circle")
     read = read_attention(model, tokenizer, SEE, pixels, tokens).words
     maps = caption_word_maps(model, tokenizer, SEE, pixels, "a red circle")
@@ -112,7 +112,7 @@ def test_a_caption_is_read_in_the_tokens_that_it_was_written_in(model, tokenizer
 
 
 def test_maps_of_heads_are_the_encoders_last_layers(model, tokenizer):
-    pixels = drawn(*SIZE)
+    pixels = draw_image(*SIZE)
     attn, seen = model.encoder.blocks[-1].attn, {}
     attn.register_forward_pre_hook(lambda _, args: seen.update(x=args[0]))
     maps = read_attention(model, tokenizer, SEE, pixels, tokenizer.encode("a")).heads

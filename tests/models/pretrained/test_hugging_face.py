@@ -82,7 +82,7 @@ def decoder(**options):
     return Decoder(**TEXT | options)
 
 
-def joined(**options):
+def make_captioner(**options):
     return VisionLanguageModel(encoder=vit(), decoder=decoder(context_dim=D, **options))
 
 
@@ -102,11 +102,11 @@ def saved(folder):
     return save
 
 
-def loaded(model, path):
+def load_weights(model, path):
     return load_hugging_face(model, Folder(path))
 
 
-def changed(model, before):
+def changed_names(model, before):
     return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
 
 
@@ -120,25 +120,25 @@ def edit_tensors(folder, edit):
     save_file(edit(load_file(path)), path)
 
 
-def refused(model, path):
+def refusal_lines(model, path):
     """The lines of the fault that loading ends in, which must leave the model as it was."""
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(UserError) as caught:
-        loaded(model, path)
-    assert not changed(model, before)
+        load_weights(model, path)
+    assert not changed_names(model, before)
     return str(caught.value).splitlines()
 
 
 def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
-    model, theirs = joined().eval(), gpt2()
+    model, theirs = make_captioner().eval(), gpt2()
     before, path = copy.deepcopy(model.state_dict()), saved(theirs)
-    assert loaded(model, path) == [
+    assert load_weights(model, path) == [
         f"{path}: 28 tensors loaded",
         f"model: not in {path}, unchanged: decoder.blocks.*.cross_attn (12 tensors), "
         "decoder.blocks.*.norm_cross (4 tensors), encoder (30 tensors)",
     ]
     taken = {name for name in before if name.startswith("decoder.") and "cross" not in name}
-    assert changed(model, before) == taken
+    assert changed_names(model, before) == taken
     tokens = torch.randint(V, (2, MAX_LEN))
     ours = model.head(model.decoder(tokens))  # without an image
     torch.testing.assert_close(ours, theirs(tokens).logits, rtol=0, atol=1e-4)
@@ -147,7 +147,7 @@ def test_gpt2_leaves_the_cross_attention_fresh(gpt2, saved):
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}])
 def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
     theirs, model = gpt2(GPT2Model), decoder().eval()
-    lines = loaded(model, saved(theirs, **options))
+    lines = load_weights(model, saved(theirs, **options))
     assert (folder / "model.safetensors.index.json").is_file() == bool(options)
     assert lines == [f"{folder}: 28 tensors loaded"]
     tokens = torch.randint(V, (2, MAX_LEN))
@@ -156,7 +156,7 @@ def test_gpt2_without_a_head_and_in_shards(gpt2, saved, folder, options):
 
 def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
     theirs, model = gpt2(), decoder(max_len=8).eval()
-    lines = loaded(model, saved(theirs))
+    lines = load_weights(model, saved(theirs))
     assert lines == [f"{folder}: 28 tensors loaded", f"{folder}: unused: rows 8 to 19 of transformer.wpe.weight"]
     tokens = torch.randint(V, (2, 8))
     torch.testing.assert_close(model.head(model(tokens)), theirs(tokens).logits, rtol=0, atol=1e-4)
@@ -164,7 +164,7 @@ def test_a_shorter_decoder_takes_the_first_positions(gpt2, saved, folder):
 
 def test_half_precision_is_taken_as_float32(gpt2, saved):
     theirs, model = gpt2().bfloat16(), decoder()
-    loaded(model, saved(theirs))
+    load_weights(model, saved(theirs))
     assert model.norm.weight.dtype == torch.float32
     assert torch.equal(model.norm.weight, theirs.transformer.ln_f.weight.float())
 
@@ -172,21 +172,21 @@ def test_half_precision_is_taken_as_float32(gpt2, saved):
 def test_a_stored_copy_of_the_embedding_is_the_head(gpt2, saved, folder):
     path, model = saved(gpt2()), decoder()
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["transformer.wte.weight"].clone()})
-    assert loaded(model, path) == [f"{path}: 29 tensors loaded"]
+    assert load_weights(model, path) == [f"{path}: 29 tensors loaded"]
     edit_tensors(folder, lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1})
-    assert "lm_head.weight and transformer.wte.weight in" in refused(model, path)[0]
+    assert "lm_head.weight and transformer.wte.weight in" in refusal_lines(model, path)[0]
 
 
 def test_masks_of_old_folders_are_left_over(gpt2, saved, folder):
     path = saved(gpt2())
     masks = {f"transformer.h.{n}.attn.bias": torch.ones(1, 1, 20, 20) for n in range(2)}
     edit_tensors(folder, lambda tensors: tensors | masks)
-    assert loaded(decoder(), path)[1] == f"{path}: unused: transformer.h.*.attn.bias (2 tensors)"
+    assert load_weights(decoder(), path)[1] == f"{path}: unused: transformer.h.*.attn.bias (2 tensors)"
 
 
 def test_vit_leaves_the_decoder_fresh(hf_vit, saved, folder):
-    model, theirs = joined().eval(), hf_vit()
-    lines = loaded(model, saved(theirs))
+    model, theirs = make_captioner().eval(), hf_vit()
+    lines = load_weights(model, saved(theirs))
     assert lines[1:] == [
         f"{folder}: unused: pooler (2 tensors)",
         f"model: not in {folder}, unchanged: decoder (44 tensors)",
@@ -202,14 +202,14 @@ def test_a_head_is_taken_where_it_means_the_same(hf_vit, saved, folder, pool, cl
     path = saved(hf_vit(ViTForImageClassification, num_labels=5))
     left = f"{folder}: unused: classifier (2 tensors)"
     fresh = f"model: not in {folder}, unchanged: head (2 tensors)"
-    assert loaded(model, path)[1:] == ([] if taken else [left, fresh])
+    assert load_weights(model, path)[1:] == ([] if taken else [left, fresh])
     assert model.head.weight.any() == taken
-    assert loaded(joined(), path)[1] == left  # the encoder serves a captioner
+    assert load_weights(make_captioner(), path)[1] == left  # the encoder serves a captioner
 
 
 def test_an_encoder_with_its_decoder_goes_on_training(vision_gpt2, saved, folder):
-    model = joined()
-    lines = loaded(model, saved(vision_gpt2()))
+    model = make_captioner()
+    lines = load_weights(model, saved(vision_gpt2()))
     assert lines[1:] == [f"{folder}: unused: encoder.pooler (2 tensors)"]
     assert all(parameter.requires_grad for parameter in model.parameters())
     model(torch.randn(1, 3, 24, 24), torch.randint(V, (1, 4))).sum().backward()
@@ -222,7 +222,7 @@ def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
         norm_eps=1e-6, pre_norm=False, qk_norm=True, num_kv_heads=2, positions=RotaryPositions(head_dim=4),
     )  # fmt: skip
     path = saved(gpt2())
-    assert set(refused(model, path)) == {
+    assert set(refusal_lines(model, path)) == {
         f"num_kv_heads is 2, {path} has null; set model.num_kv_heads=null",
         f"norm is rms, {path} has layer; set model.norm=layer",
         f"pre_norm is false, {path} has true; set model.pre_norm=true",
@@ -242,7 +242,7 @@ def test_every_difference_of_gpt2_is_named_with_its_remedy(gpt2, saved):
 def test_every_difference_of_vit_is_named_with_its_remedy(hf_vit, saved):
     model = vit(image_size=32, patch_size=16, class_token=False, head_dim=6, bias=False, norm_eps=1e-5)
     path = saved(hf_vit())
-    assert set(refused(model, path)) == {
+    assert set(refusal_lines(model, path)) == {
         f"head_dim is 6, {path} has null; set model.head_dim=null",
         f"bias is false, {path} has true; set model.bias=true",
         f"norm_eps is 1e-05, {path} has 1e-12; set model.norm_eps=1e-12",
@@ -259,7 +259,7 @@ def test_sizes_are_said_once_where_encoder_and_decoder_agree(vision_gpt2, saved,
     path = saved(theirs)
     encoder = vit(dim=width, num_heads=width // 8)
     model = VisionLanguageModel(encoder=encoder, decoder=decoder(num_heads=4, depth=1, context_dim=width))
-    assert refused(model, path) == [
+    assert refusal_lines(model, path) == [
         f"decoder.depth is 1, {path} has 2; set model.size.decoder_depth=2",
         f"decoder.num_heads is 4, {path} has 3; set {wanted}",
     ]
@@ -267,29 +267,29 @@ def test_sizes_are_said_once_where_encoder_and_decoder_agree(vision_gpt2, saved,
 
 def test_another_stem_and_other_positions_are_refused(hf_vit, saved):
     model = vit(stem=ConvStem(patch_size=8, dim=D), positions=RotaryPositions(head_dim=8))
-    remedies = [line.split("; ")[1] for line in refused(model, saved(hf_vit()))]
+    remedies = [line.split("; ")[1] for line in refusal_lines(model, saved(hf_vit()))]
     assert remedies == ["remove model.positions", "choose model/encoder=vit"]
 
 
-@pytest.mark.parametrize("build", [vit, joined, lambda: Classifier(encoder=vit(), num_classes=3)])
+@pytest.mark.parametrize("build", [vit, make_captioner, lambda: Classifier(encoder=vit(), num_classes=3)])
 def test_another_family_is_refused(build, saved):
     path = saved(BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)))
-    assert "holds a bert for a TextEncoder" in refused(build(), path)[0]
+    assert "holds a bert for a TextEncoder" in refusal_lines(build(), path)[0]
 
 
 @pytest.mark.slow
 def test_a_folder_for_another_model_is_refused(gpt2, hf_vit, vision_gpt2, saved, folder):
     path = saved(gpt2())
-    assert "holds a gpt2 for a Decoder, the model is a ViT, that has no decoder" in refused(vit(), path)[0]
+    assert "holds a gpt2 for a Decoder, the model is a ViT, that has no decoder" in refusal_lines(vit(), path)[0]
     saved(vision_gpt2())
-    assert "holds an encoder with a decoder, the model is a Decoder" in refused(decoder(), path)[0]
+    assert "holds an encoder with a decoder, the model is a Decoder" in refusal_lines(decoder(), path)[0]
     saved(hf_vit())
     model = VisionLanguageModel(
         encoder=TimmEncoder(name="resnet10t", dim=D, image_size=32), decoder=decoder(context_dim=D)
     )
-    assert "the model is a VisionLanguageModel, its encoder is a TimmEncoder" in refused(model, path)[0]
+    assert "the model is a VisionLanguageModel, its encoder is a TimmEncoder" in refusal_lines(model, path)[0]
     (folder / "config.json").unlink()
-    assert "has no config.json; give a folder written by save_pretrained" in refused(model, path)[0]
+    assert "has no config.json; give a folder written by save_pretrained" in refusal_lines(model, path)[0]
 
 
 def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, folder):
@@ -301,7 +301,7 @@ def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, fol
         return tensors | shapes | {"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)}
 
     edit_tensors(folder, edit)
-    assert {*refused(decoder(), path)} == {
+    assert {*refusal_lines(decoder(), path)} == {
         f"norm.weight is (24,), {path} has transformer.ln_f.weight (7,); choose another folder",
         f"token_embed.weight is (31, 24), {path} has transformer.wte.weight (31,); choose another folder",
         f"transformer.ln_f.bias in {path} is torch.int8; give weights that are not quantised",
@@ -310,13 +310,13 @@ def test_missing_tensors_and_wrong_shapes_are_all_named(gpt2, hf_vit, saved, fol
     saved(hf_vit())
     name = "encoder.layer.0.attention.attention.key.weight"  # a part that cannot be joined
     edit_tensors(folder, lambda tensors: tensors | {name: torch.ones(3, 5)})
-    assert f"{name} (3, 5)" in refused(vit(), path)[0]
+    assert f"{name} (3, 5)" in refusal_lines(vit(), path)[0]
 
 
 def test_many_faults_are_counted(gpt2, saved, folder):
     path = saved(gpt2())
     edit_tensors(folder, lambda tensors: {"transformer.wte.weight": tensors["transformer.wte.weight"]})
-    lines = refused(decoder(), path)
+    lines = refusal_lines(decoder(), path)
     assert len(lines) == 21 and lines[-1] == "7 more"
 
 
@@ -324,13 +324,13 @@ def test_tensors_that_no_table_names_are_refused(gpt2, saved, folder):
     path = saved(gpt2())
     new = {"transformer.h.0.attn.c_attn.weight_scale": torch.ones(1), "transformer.h.7.ln_1.bias": torch.ones(24)}
     edit_tensors(folder, lambda tensors: tensors | new | {"score.weight": torch.ones(2, 24)})
-    assert refused(decoder(), path) == [
+    assert refusal_lines(decoder(), path) == [
         f"transformer.h.0.attn.c_attn.weight_scale in {path} belongs to an unsupported quantisation; "
         "choose another folder",
         f"transformer.h.7.ln_1.bias in {path} is not a known tensor of gpt2; choose another folder",
     ]
     edit_tensors(folder, lambda tensors: {name: one for name, one in tensors.items() if name not in new})
-    assert loaded(decoder(), path)[1] == f"{path}: unused: score (1 tensor)"
+    assert load_weights(decoder(), path)[1] == f"{path}: unused: score (1 tensor)"
 
 
 def test_weights_of_eight_bits_without_scales_are_refused_and_float64_is_read(gpt2, saved, folder):
@@ -338,10 +338,10 @@ def test_weights_of_eight_bits_without_scales_are_refused_and_float64_is_read(gp
     path = saved(theirs)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.bool):
         edit_tensors(folder, lambda tensors, dtype=dtype: tensors | {name: torch.ones(24).to(dtype)})
-        assert refused(decoder(), path) == [f"{name} in {path} is {dtype}; give weights that are not quantised"]
+        assert refusal_lines(decoder(), path) == [f"{name} in {path} is {dtype}; give weights that are not quantised"]
     edit_tensors(folder, lambda tensors: tensors | {name: theirs.transformer.ln_f.weight.detach().double()})
     model = decoder()
-    loaded(model, path)
+    load_weights(model, path)
     assert model.norm.weight.equal(theirs.transformer.ln_f.weight)
 
 
@@ -360,8 +360,8 @@ def test_one_tensor_under_two_names_is_refused(name, saved, folder):
 def test_pickles_are_not_read_and_converting_them_is_told(gpt2, saved, folder):
     path = saved(gpt2())
     (folder / "model.safetensors").unlink()
-    assert "has no model.safetensors" in refused(decoder(), path)[0]
+    assert "has no model.safetensors" in refusal_lines(decoder(), path)[0]
     torch.save(gpt2().state_dict(), folder / "pytorch_model.bin")
-    lines = refused(decoder(), path)
+    lines = refusal_lines(decoder(), path)
     assert "holds only pytorch_model.bin, a pickle, which vlm does not read" in lines[0]
     assert f"t.GPT2LMHeadModel.from_pretrained('{path}').save_pretrained('{path}')" in lines[1]

@@ -145,7 +145,7 @@ def products(request, monkeypatch) -> None:
 multiplies = pytest.mark.usefixtures("products")
 
 
-def rounded(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def round_rows(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Integers of each row up to `most`, and the row's scale, in double precision."""
     scale = x.abs().amax(-1, keepdim=True) / most
     return (x / scale).round().double(), scale.double()
@@ -157,7 +157,7 @@ def rounded(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def test_a_layer_is_a_product_of_integers_by_the_scales(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
     weight, shift, x = torch.randn(40, 24), torch.randn(40) if bias else None, torch.randn(shape)
-    (whole, of_outputs), (inputs, of_rows) = rounded(weight, 127), rounded(x, levels())
+    (whole, of_outputs), (inputs, of_rows) = round_rows(weight, 127), round_rows(x, levels())
     truth = inputs @ whole.t() * of_rows * of_outputs[:, 0] + (0 if shift is None else shift)
     with torch.inference_mode():
         found = Int8Linear(weight, shift)(x)

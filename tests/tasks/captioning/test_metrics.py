@@ -13,7 +13,7 @@ CAPTIONS = {"en": ["a red dog", "two cats", "a bird"], "zh": ["一只红狗", "�
 REFERENCES = {"en": [["a red dog runs"], ["two cats sit"], ["a man"]], "zh": [["一只红色的狗"], ["两只猫坐着"], []]}
 
 
-def filled(languages):
+def make_metrics(languages):
     metrics = LanguageMetrics(languages)
     metrics.reset()
     for language, metric in metrics.items():
@@ -26,7 +26,7 @@ def rows(language):
     return zip(*(row for row in every if row[2]), strict=True)
 
 
-def alone(language):
+def score_language(language):
     metric = CaptionMetric()
     metric.update(*rows(language))
     return metric
@@ -41,11 +41,11 @@ def train(language=None):
 
 @pytest.mark.parametrize("final", [False, True])
 def test_each_language_is_scored_by_itself_and_their_mean_has_the_plain_name(final):
-    metrics = filled(["en", "zh"])
+    metrics = make_metrics(["en", "zh"])
     results = metrics.compute() | (metrics.compute_test_scores(train(), seed=3) if final else {})
     by_language = {}
     for language in ("en", "zh"):
-        metric = alone(language)
+        metric = score_language(language)
         by_language[language] = metric.compute() | (
             compute_test_scores(metric, train(language), seed=3) if final else {}
         )
@@ -61,7 +61,7 @@ def test_each_language_is_scored_by_itself_and_their_mean_has_the_plain_name(fin
 
 
 def test_captions_and_details_are_by_language():
-    metrics = filled(["en", "zh"])
+    metrics = make_metrics(["en", "zh"])
     metrics.compute()
     assert {language: sorted(rows) for language, rows in metrics.per_image().items()} == {"en": IDS, "zh": IDS[:2]}
     first, *others = metrics.predictions()
@@ -69,7 +69,7 @@ def test_captions_and_details_are_by_language():
 
 
 def test_without_languages_all_is_as_one_metric_has_it():
-    metrics, metric = filled([]), alone("en")
+    metrics, metric = make_metrics([]), score_language("en")
     assert metrics.compute() == metric.compute() and metrics.note == ""
     assert metrics.compute_test_scores(train("en"), seed=3) == compute_test_scores(metric, train("en"), seed=3)
     assert metrics.per_image() == {"images": metric.per_image()} and metrics.first.predictions == metric.predictions
@@ -81,7 +81,7 @@ TRUE = [f"a {color} {shape} on {ground}" for color in ("red", "blue", "old", "bi
         for ground in ("sand", "grass", "ice", "mud", "tar")]  # fmt: skip
 
 
-def found(captions, references=TRUE, unfinished=(), shuffled=None):
+def score_captions(captions, references=TRUE, unfinished=(), shuffled=None):
     metrics = LanguageMetrics([])
     metrics.reset()
     rows = [captions, [[text] for text in references], [1.0] * 40, [name in unfinished for name in NAMES]]
@@ -105,7 +105,7 @@ VERY = [f"very very very {text}" for text in TRUE]
     ],
 )
 def test_a_fault_is_named(captions, more, fault):
-    (said,) = found(captions, **more)
+    (said,) = score_captions(captions, **more)
     assert fault in said and (SAME in said) == ("shuffled" in more or "same" in fault)
 
 
@@ -120,7 +120,7 @@ def test_a_fault_is_named(captions, more, fault):
     ],
 )
 def test_what_is_no_fault_is_not_named(captions, more):
-    assert found(captions, **more) == []
+    assert score_captions(captions, **more) == []
 
 
 def test_each_language_is_looked_at():

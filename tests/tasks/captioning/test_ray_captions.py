@@ -39,7 +39,7 @@ def start(tmp_path):
     """Starts the command on the shards of a folder; what is left at the end is ended."""
     processes = []
 
-    def begun(out: str, *options: str) -> subprocess.Popen:
+    def start_command(out: str, *options: str) -> subprocess.Popen:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", "vlm", "caption", "{00..19}.tar", *OPTIONS, "--out", out, *options]
@@ -47,7 +47,7 @@ def start(tmp_path):
         processes.append(subprocess.Popen(command, cwd=tmp_path, env=env, text=True, **pipes))
         return processes[-1]
 
-    yield begun
+    yield start_command
     for process in processes:
         process.kill()
         process.communicate()
@@ -82,7 +82,7 @@ def begin_and_find(process: subprocess.Popen, out: Path, *, count: int) -> dict[
         time.sleep(0.05)
 
 
-def gone(pids: set[int]) -> bool:
+def wait_until_ended(pids: set[int]) -> bool:
     until = time.monotonic() + 120  # agents of Ray notice a killed command late
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
         time.sleep(0.1)
@@ -114,11 +114,11 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, start):
     assert written == truth and [*shown, "settings.json"] == sorted(written) and len(shown) == 20
     records = [json.loads(line) for name in shown for line in written[name].splitlines()]
     assert sorted(record["image"].rpartition("/")[2] for record in records) == names
-    assert gone({*below})
+    assert wait_until_ended({*below})
 
     ended = start("ended", "--engine", "ray")
     below = begin_and_find(ended, tmp_path / "ended", count=2)
     ended.terminate()
     ended.communicate(timeout=60)
-    assert ended.returncode in (143, -signal.SIGTERM) and gone({*below})
+    assert ended.returncode in (143, -signal.SIGTERM) and wait_until_ended({*below})
     assert start("ended").wait(300) == 0 and files(tmp_path / "ended") == truth

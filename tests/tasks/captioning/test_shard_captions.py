@@ -41,7 +41,7 @@ def caption(pattern: Path | str, out: Path | str, *options: str) -> int:
     return run(["caption", str(pattern), *OPTIONS, "--out", str(out), *options])
 
 
-def written(out: Path) -> dict[str, bytes]:
+def read_files(out: Path) -> dict[str, bytes]:
     """The files of a folder of captions."""
     return {path.name: path.read_bytes() for path in out.iterdir() if path.name != "settings.json"}
 
@@ -66,7 +66,7 @@ def test_captions_are_those_of_the_files(shards, tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.err.startswith(f"error: {shards}/0001.tar/broken.png: ") and len(shown.err.splitlines()) == 1
     assert shown.out.splitlines()[0].startswith(f"{tmp_path}/out/0000.jsonl\t")
-    files = written(tmp_path / "out")
+    files = read_files(tmp_path / "out")
     assert len(records(files)) == len(truth) == len(IMAGES)
     for record in records(files):
         tar, _, member = record["image"].partition("/")
@@ -82,7 +82,7 @@ def test_shards_that_are_done_are_left_as_they_are(shards, tmp_path, capsys):
     (out / ".0002.jsonl.abcdefgh.tmp").write_text("half a li")  # of a process that was killed
     (out / ".0007.jsonl.abcdefgh.tmp").write_text("another process writes it")
     assert caption(shards / "0002.tar", out) == 0
-    assert sorted(written(out)) == [".0007.jsonl.abcdefgh.tmp", "0002.jsonl"]
+    assert sorted(read_files(out)) == [".0007.jsonl.abcdefgh.tmp", "0002.jsonl"]
     (out / "0000.jsonl").write_text("mine\n")
     before = (out / "0002.jsonl").stat().st_mtime_ns
     assert caption(shards / "*.tar", out) == 1
@@ -102,7 +102,7 @@ def test_ranks_share_the_shards(shards, tmp_path, kind, monkeypatch, capsys):
         assert caption(shards / "{0000..0002}.tar", tmp_path / "out") == 0  # 1 would have torchrun end the others
         names = [Path(line.partition("\t")[0]).name for line in capsys.readouterr().out.splitlines()]
         assert names == expected[rank]
-    assert len(records(written(tmp_path / "out"))) == len(IMAGES)
+    assert len(records(read_files(tmp_path / "out"))) == len(IMAGES)
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_a_store_is_read_and_written(shards, tmp_path, capsys):
     try:
         assert caption("memory://bucket/{0000..0002}.tar", "memory://bucket/captions") == 1
         assert caption(shards / "*.tar", tmp_path / "out") == 1
-        stored = {name: fs.cat_file(f"/bucket/captions/{name}") for name in written(tmp_path / "out")}
-        assert stored == written(tmp_path / "out")
+        stored = {name: fs.cat_file(f"/bucket/captions/{name}") for name in read_files(tmp_path / "out")}
+        assert stored == read_files(tmp_path / "out")
         capsys.readouterr()
         assert caption("memory://bucket/*.tar", "memory://bucket/captions") == 0
         assert capsys.readouterr().out == ""  # all are done
@@ -161,7 +161,7 @@ def test_a_shard_whose_bytes_do_not_come_leaves_no_file(shards, tmp_path, monkey
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3 and "the connection was reset" in lines[0]
     assert "cannot be read as a tar" in lines[1] and "0003.tar: cannot be read" in lines[2]
-    assert list(written(tmp_path / "out")) == ["0000.jsonl"]
+    assert list(read_files(tmp_path / "out")) == ["0000.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_faults_are_a_line(shards, arguments, line, monkeypatch, capsys):
     assert line in shown and len(shown.splitlines()) == 1 and not list(shards.glob("out/*.jsonl"))
 
 
-def forked(rank: int, pattern: str, out: Path) -> None:
+def run_forked(rank: int, pattern: str, out: Path) -> None:
     """A process of two, in a fork, which starts in no time."""
     torch.set_num_threads(1)  # those of the parent are not in a fork
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
@@ -210,7 +210,7 @@ def test_kills_lose_and_double_nothing(tmp_path):
         for rank in (0, 1):
             status = None
             while status != 0:
-                process = fork.Process(target=forked, args=(rank, pattern, out))
+                process = fork.Process(target=run_forked, args=(rank, pattern, out))
                 process.start()
                 goal = len(list(out.glob("*.jsonl"))) + noise.randint(most // 4, most)
                 while process.is_alive() and len(list(out.glob("*.jsonl"))) < goal:
@@ -222,5 +222,5 @@ def test_kills_lose_and_double_nothing(tmp_path):
                 assert status in (0, -signal.SIGKILL)
                 kills += status != 0
     assert kills >= 6
-    assert written(tmp_path / "torn") == written(tmp_path / "calm") and len(written(tmp_path / "calm")) == 12
-    assert sorted(record["image"].rpartition("/")[2] for record in records(written(tmp_path / "torn"))) == names
+    assert read_files(tmp_path / "torn") == read_files(tmp_path / "calm") and len(read_files(tmp_path / "calm")) == 12
+    assert sorted(record["image"].rpartition("/")[2] for record in records(read_files(tmp_path / "torn"))) == names

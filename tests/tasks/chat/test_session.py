@@ -104,11 +104,11 @@ def steps(chat: Chat) -> list[int]:
     read: list[int] = []
     step = chat.predictor.decoder.step
 
-    def counted(tokens: Any, *others: Any) -> Any:
+    def count_read(tokens: Any, *others: Any) -> Any:
         read.extend([tokens.shape[1]] if tokens.shape[1] > 1 else [])
         return step(tokens, *others)
 
-    chat.predictor.decoder.step = counted  # type: ignore[method-assign]
+    chat.predictor.decoder.step = count_read  # type: ignore[method-assign]
     return read
 
 
@@ -227,12 +227,12 @@ def test_an_answer_that_is_stopped_stays_as_far_as_it_came(folder: str, monkeypa
     chat = model.chat(sample=False, max_tokens=20)
     step, faults = Decoder.step, iter([None] * 5 + [KeyboardInterrupt])
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupt_step(*arguments: Any) -> Any:
         if (fault := next(faults, None)) is not None:
             raise fault
         return step(*arguments)
 
-    monkeypatch.setattr(Decoder, "step", interrupted)
+    monkeypatch.setattr(Decoder, "step", interrupt_step)
     with pytest.raises(KeyboardInterrupt):
         chat.say("what is it?")
     assert chat.exchanges[0].answer == whole.reply.tokens[:5]

@@ -41,14 +41,14 @@ def folder(tmp_path: Path) -> str:
 def say(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
     """Runs the command with lines on stdin; returns its status, stdout and stderr."""
 
-    def said(lines: str, *words: str) -> tuple[int, str, str]:
+    def run_chat(lines: str, *words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
         status = run(["chat", *words, "--device", "cpu", "--precision", "fp32"])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
-    return said
+    return run_chat
 
 
 @pytest.mark.slow

@@ -33,12 +33,12 @@ def encoder():
     return DualClassifier(PATH)
 
 
-def given(flag, values):
+def flags(flag, values):
     return [part for value in values for part in (flag, value)]
 
 
 def test_probabilities_are_those_of_the_classes_mean_embeddings(encoder, capsys):
-    options = [*given("--prompt", PROMPTS), *given("--label", LABELS), "--top", "3"]
+    options = [*flags("--prompt", PROMPTS), *flags("--label", LABELS), "--top", "3"]
     assert vlm(["classify", *tiny.IMAGES, *options, *EXACT]) == 0
     found = lines(capsys)
     heads = []
@@ -56,7 +56,11 @@ def test_probabilities_are_those_of_the_classes_mean_embeddings(encoder, capsys)
 def test_classes_may_stand_in_a_file_and_one_that_is_named_again_counts_once(tmp_path, capsys):
     (tmp_path / "names.txt").write_text("\n".join(LABELS) + "\n")
     found = []
-    for options in (given("--label", LABELS), given("--label", LABELS * 2), ["--labels", str(tmp_path / "names.txt")]):
+    for options in (
+        flags("--label", LABELS),
+        flags("--label", LABELS * 2),
+        ["--labels", str(tmp_path / "names.txt")],
+    ):
         assert vlm(["classify", *tiny.IMAGES, *options, *EXACT]) == 0
         found.append(lines(capsys))
     assert found[0] == found[1] == found[2]
@@ -71,7 +75,7 @@ def test_probabilities_of_classes_of_one_name_are_summed():
 def test_images_are_ranked_by_their_similarity_to_each_text(count, encoder, capsys):
     texts = ["a small red circle", "a large blue cross"]
     assert (
-        vlm(["retrieve", *tiny.IMAGES, *given("--text", texts), "--top", str(count), "--batch-size", "2", *EXACT]) == 0
+        vlm(["retrieve", *tiny.IMAGES, *flags("--text", texts), "--top", str(count), "--batch-size", "2", *EXACT]) == 0
     )
     found = lines(capsys)
     assert [record["text"] for record in found] == [text for text in texts for _ in range(min(count, 3))]

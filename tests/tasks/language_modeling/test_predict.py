@@ -81,16 +81,16 @@ def test_beams_find_the_most_probable_text_of_all(generator, prompt):
 
 
 def test_rules_hold_for_what_is_written_and_see_the_prompt(generator):
-    def written(prompt="ab", **rules):
+    def write_text(prompt="ab", **rules):
         (found,) = search(
             generator, prompt, Decoding(max_tokens=9, rules=build_word_rules(generator.tokenizer, **rules))
         )
         return found.text
 
-    assert "d" not in written(ban=["d"]) and " d" in written(require=["d"])
+    assert "d" not in write_text(ban=["d"]) and " d" in write_text(require=["d"])
     for prompt in ("ab", "", "cabd"):  # as many tokens of its own, however long the prompt is
-        assert len(written(prompt, min_tokens=6)) >= 6
-    text = "abcab" + written("abcab", no_repeat_ngram=2)
+        assert len(write_text(prompt, min_tokens=6)) >= 6
+    text = "abcab" + write_text("abcab", no_repeat_ngram=2)
     pairs = [text[n : n + 2] for n in range(len(text) - 1)]
     assert len(set(pairs[3:])) == len(pairs[3:]) and not {"ab", "bc", "ca"} & set(pairs[4:])
 

@@ -25,7 +25,7 @@ def translate(tmp_path):
     return translate
 
 
-def beside(texts, images):
+def pairs_of(texts, images):
     pairs = [*(("--text", text) for text in texts), *(("--image", name) for name in images)]
     return [part for pair in pairs for part in pair]
 
@@ -33,18 +33,18 @@ def beside(texts, images):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--beam", "3", "--results", "2"], ["--sample", "--seed", "4"]])
 def test_translations_do_not_depend_on_the_batch(translate, options):
-    alone = translate(*beside(TEXTS, IMAGES), *options, "--batch-size", "1")
+    alone = translate(*pairs_of(TEXTS, IMAGES), *options, "--batch-size", "1")
     assert [row["text"] for row in alone[:: len(alone) // len(TEXTS)]] == TEXTS
     for size in ("2", "32"):
-        for row, other in zip(translate(*beside(TEXTS, IMAGES), *options, "--batch-size", size), alone, strict=True):
+        for row, other in zip(translate(*pairs_of(TEXTS, IMAGES), *options, "--batch-size", size), alone, strict=True):
             assert (row["text"], row["translation"]) == (other["text"], other["translation"])
             assert row["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
 
 
 def test_the_photo_counts_and_one_may_be_for_all_texts(translate):
-    first, second = translate(*beside(TEXTS[:1] * 2, IMAGES[:2]))
+    first, second = translate(*pairs_of(TEXTS[:1] * 2, IMAGES[:2]))
     assert first["logprob"] != second["logprob"]
-    both = translate(*beside(TEXTS[:1] * 2, IMAGES[:1]))
+    both = translate(*pairs_of(TEXTS[:1] * 2, IMAGES[:1]))
     assert [row["logprob"] for row in both] == pytest.approx([first["logprob"]] * 2)
 
 
@@ -52,13 +52,13 @@ def test_a_photo_of_all_texts_is_read_once(translate, monkeypatch):
     opened, read = [], inputs.open_image
     for module in (photo_translation, inputs):
         monkeypatch.setattr(module, "open_image", lambda source: opened.append(source) or read(source))
-    assert len(translate(*beside(TEXTS, IMAGES[:1]))) == len(TEXTS)
+    assert len(translate(*pairs_of(TEXTS, IMAGES[:1]))) == len(TEXTS)
     assert opened == IMAGES[:1]
 
 
 def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate, tmp_path, capsys):
     shutil.copy(__file__, tmp_path / "bad.png")
-    rows = translate(*beside(TEXTS, [IMAGES[0], str(tmp_path / "bad.png"), IMAGES[2]]), status=1)
+    rows = translate(*pairs_of(TEXTS, [IMAGES[0], str(tmp_path / "bad.png"), IMAGES[2]]), status=1)
     assert [row["text"] for row in rows] == [TEXTS[0], TEXTS[2]]
     assert "bad.png" in capsys.readouterr().err
 
@@ -66,10 +66,13 @@ def test_a_photo_that_cannot_be_read_is_named_and_the_others_are_done(translate,
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["translate", *beside(TEXTS, IMAGES[:2])], "2 images for 3 texts; give one for each, or one for all"),
+        (["translate", *pairs_of(TEXTS, IMAGES[:2])], "2 images for 3 texts; give one for each, or one for all"),
         (["translate", "--text", "a"], "missing"),
         (["predict", "a circle"], "missing"),
-        (["translate", *beside(TEXTS[:1], IMAGES[:1]), "-c", TRANSLATOR], "not supported by a model for translation"),
+        (
+            ["translate", *pairs_of(TEXTS[:1], IMAGES[:1]), "-c", TRANSLATOR],
+            "not supported by a model for translation",
+        ),
     ],
 )
 def test_wrong_use_is_named(arguments, named, capsys):

@@ -15,7 +15,7 @@ from vlm.errors import UserError
 from vlm.tasks.shared.classes import ClassificationMetric, calibration_error
 
 
-def made(count: int, classes: int, seed: int = 0) -> tuple[list[str], Tensor, Tensor]:
+def make_predictions(count: int, classes: int, seed: int = 0) -> tuple[list[str], Tensor, Tensor]:
     """Ids, probabilities that know something of the labels, and labels, some classes rarer than others."""
     draw = torch.Generator().manual_seed(seed)
     labels = (torch.rand(count, generator=draw) ** 2 * classes).long()
@@ -33,7 +33,7 @@ def update(metric: ClassificationMetric, rows: tuple[list[str], Tensor, Tensor],
 
 @pytest.mark.parametrize("classes", [2, 5, 6, 30])
 def test_agrees_with_torchmetrics(classes: int) -> None:
-    rows = made(500, classes)
+    rows = make_predictions(500, classes)
     metric = update(ClassificationMetric(num_classes=classes), rows, list(range(500)))
     scores = metric.compute()
     _, probabilities, labels = rows
@@ -71,7 +71,7 @@ def test_calibration_error_by_hand() -> None:
 
 
 def test_order_batches_and_repeated_images_change_no_digit() -> None:
-    rows = made(60, 7)
+    rows = make_predictions(60, 7)
     scores = update(ClassificationMetric(num_classes=7), rows, list(range(60))).compute()
     again = [*range(59, -1, -1), *range(13)]
     assert update(ClassificationMetric(num_classes=7), rows, again, size=3).compute() == scores
@@ -101,7 +101,7 @@ def test_predictions_have_names_and_the_control_says_the_class_most_frequent_in_
 
 
 def test_reset_forgets_and_nothing_cannot_be_scored() -> None:
-    rows = made(20, 4)
+    rows = make_predictions(20, 4)
     metric = update(ClassificationMetric(num_classes=4), rows, list(range(20)))
     scores = metric.compute()
     metric.reset()
@@ -131,7 +131,7 @@ torch.distributed.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_two_real_processes_agree_with_one(tmp_path: Path) -> None:
-    rows = made(60, 7)
+    rows = make_predictions(60, 7)
     whole = update(ClassificationMetric(num_classes=7), rows, list(range(60)))
     expected = [whole.compute(), whole.confusion().tolist()]
     head, tail = tuple(part[:11] for part in rows), tuple(part[5:] for part in rows)  # which share six

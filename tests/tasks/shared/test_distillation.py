@@ -120,7 +120,7 @@ def changed_teacher(folder: Path, name: str, **changes: Any) -> Path:
 
 
 @cache
-def stored(name: str) -> Any:
+def read_stored(name: str) -> Any:
     return ckpt.read(FILES / f"{name}.ckpt")["vlm"]
 
 
@@ -181,7 +181,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str], str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_teacher_that_does_not_fit_is_refused_with_both_files_and_a_remedy(case: str, tmp_path: Path) -> None:
     name, changes, options, reason = WRONG[case]
-    changes = {key: change(stored(name)[key]) for key, change in changes.items()}
+    changes = {key: change(read_stored(name)[key]) for key, change in changes.items()}
     teacher = changed_teacher(tmp_path, name, **changes)
     task = build(name, *options, f"runs={tmp_path}", teacher=teacher)
     with pytest.raises(UserError, match=rf"^task\.teacher\.path={re.escape(str(teacher))}: .*{reason}"):

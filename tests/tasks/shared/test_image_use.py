@@ -26,7 +26,9 @@ def rows(values: list[float], places: list[int]) -> TextRows:
     return TextRows(torch.tensor(values)[:, None], None, Targets(torch.empty(0), None), indices=places)
 
 
-def measured(split: list[float], batches: list[list[int]], *, world: int = 1, weight: float = 1.0) -> dict[str, float]:
+def measure_use(
+    split: list[float], batches: list[list[int]], *, world: int = 1, weight: float = 1.0
+) -> dict[str, float]:
     """A loss of one token an image that is the distance of the image's state from the one its caption names."""
 
     def losses(captions: TextRows, images: Context) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,13 +47,13 @@ def measured(split: list[float], batches: list[list[int]], *, world: int = 1, we
 
 def test_what_the_controls_add_to_the_loss() -> None:
     # Half the split away: 1 with 3, 2 with 5, 3 with 1, 5 with 2.
-    found = measured([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
+    found = measure_use([1.0, 2.0, 3.0, 5.0], [[0, 1, 2, 3]])
     assert found == {"loss@shuffled": pytest.approx(10 + 10 / 4), "loss@blank": pytest.approx(10 + 11 / 4)}
-    ignoring = measured([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0)
+    ignoring = measure_use([1.0, 2.0, 3.0], [[0, 1, 2]], weight=0.0)
     assert ignoring == {"loss@shuffled": 10, "loss@blank": 10}
-    assert measured([1.0], [[0]]) == {"loss@blank": 11}  # one sample has no other
+    assert measure_use([1.0], [[0]]) == {"loss@blank": 11}  # one sample has no other
     # The first is not read: its captions have no loss of their own, and those of the third stand beside no image.
-    assert measured([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
+    assert measure_use([1.0, 2.0, 3.0, 5.0], [[1, 2, 3]])["loss@shuffled"] == pytest.approx(10 + (3 + 3) / 2)
 
 
 def test_samples_without_an_image_have_no_controls() -> None:
@@ -78,7 +80,7 @@ def test_samples_without_an_image_have_no_controls() -> None:
 def test_neither_batches_nor_processes_change_a_control(size: int, world: int) -> None:
     split = torch.rand(7).tolist()
     batches = [[*range(start, min(7, start + size))] for start in range(0, 7, size)]
-    assert measured(split, batches, world=world) == measured(split, [[*range(7)]])
+    assert measure_use(split, batches, world=world) == measure_use(split, [[*range(7)]])
 
 
 def test_row_losses_are_those_of_the_rows_alone() -> None:

@@ -19,15 +19,15 @@ class Split(RecordSplit):
         return self.count
 
     def record(self, place: int, epoch: int = 0) -> Record:
-        def opened() -> Image.Image:
+        def open_image() -> Image.Image:
             if place == self.damaged:
                 raise ImageError(f"{place}.png: damaged")
             return Image.new("RGB", (1024, 512), (place, 0, 0))
 
-        return Record(id=str(place), open_image=opened)
+        return Record(id=str(place), open_image=open_image)
 
 
-def shown(count, folder, damaged=5):
+def show_images(count, folder, damaged=5):
     """The images of a folder after an example of a split of so many records was written to it."""
     folder.mkdir()
     data = SimpleNamespace(final_split="test", split=lambda name: Split(count, damaged))
@@ -36,17 +36,17 @@ def shown(count, folder, damaged=5):
 
 
 def test_a_gallery_lies_beside_the_example(tmp_path):
-    images = shown(40, tmp_path / "many")
+    images = show_images(40, tmp_path / "many")
     assert [*images] == ["example.png", *(f"more{number}.png" for number in range(2, 8))]  # and no damaged one
     assert images.pop("example.png").size == (1024, 512)
     assert {image.size for image in images.values()} == {(512, 256)}
     assert [image.getpixel((0, 0))[0] for image in images.values()] == [10, 15, 20, 25, 30, 35]
-    assert [*shown(1, tmp_path / "one")] == ["example.png"]
+    assert [*show_images(1, tmp_path / "one")] == ["example.png"]
 
 
 def test_the_example_is_the_first_image_that_can_be_read(tmp_path):
     """An unreadable first image of the test split would end a complete training with an error."""
-    images = shown(3, tmp_path / "first", damaged=0)
+    images = show_images(3, tmp_path / "first", damaged=0)
     assert images["example.png"].getpixel((0, 0))[0] == 1
 
 

@@ -25,7 +25,7 @@ SAME = {
 }
 
 
-def prepared(name: str, *options: str) -> Any:
+def prepare_task(name: str, *options: str) -> Any:
     task = build(name, *options, "model.size.dropout=0")
     task.distillation.prepare()
     return task.train()
@@ -35,7 +35,7 @@ def prepared(name: str, *options: str) -> Any:
 @pytest.mark.parametrize("name", SAME)
 def test_the_loss_is_that_without_a_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task, plain = (
-        prepared(name, *SAME[name], *more, f"runs={tmp_path}") for more in ([], ["task.teacher.cache=false"])
+        prepare_task(name, *SAME[name], *more, f"runs={tmp_path}") for more in ([], ["task.teacher.cache=false"])
     )
     assert task.distillation._model is None and len([*(tmp_path / "cache").glob("*.teacher.npz")]) == 1
     batch = first_batch(task)
@@ -43,12 +43,12 @@ def test_the_loss_is_that_without_a_cache(name: str, tmp_path: Path, monkeypatch
     torch.testing.assert_close(own["teacher"].total, truth["teacher"].total, rtol=1e-4, atol=1e-4)
     assert own["teacher"].count == truth["teacher"].count > 0
     monkeypatch.setattr(teacher_cache, "compute_outputs", lambda *args: pytest.fail("they are stored"))
-    again = prepared(name, *SAME[name], f"runs={tmp_path}")
+    again = prepare_task(name, *SAME[name], f"runs={tmp_path}")
     torch.testing.assert_close(again.loss(batch)["teacher"].total, own["teacher"].total, rtol=0, atol=0)
     with pytest.raises(pytest.fail.Exception, match="they are stored"):
-        prepared(name, *SAME[name], f"runs={tmp_path}", "task.teacher.temperature=3")
+        prepare_task(name, *SAME[name], f"runs={tmp_path}", "task.teacher.temperature=3")
     with pytest.raises(pytest.fail.Exception, match="they are stored"):
-        prepared(name, *SAME[name], f"runs={tmp_path}", "data.seed=7")
+        prepare_task(name, *SAME[name], f"runs={tmp_path}", "data.seed=7")
 
 
 CHANGING = {

@@ -34,12 +34,12 @@ def every_span(tags):
     return found
 
 
-def drawn(rng, count, longest=7):
+def draw_tags(rng, count, longest=7):
     return [[rng.choice(TAGS) for _ in range(rng.randint(1, longest))] for _ in range(count)]
 
 
 def test_spans_are_those_of_the_definition():
-    for tags in drawn(random.Random(0), 3000):
+    for tags in draw_tags(random.Random(0), 3000):
         assert {tuple(span) for span in find_spans(tags)} == every_span(tags), tags
 
 
@@ -58,7 +58,7 @@ def metric_of(rows, classes=TAGS):
 
 def test_scores_are_those_of_brute_force():
     rng = random.Random(1)
-    true = drawn(rng, 60)
+    true = draw_tags(rng, 60)
     rows = [(tags, [rng.choice([tag, tag, tag, rng.choice(TAGS)]) for tag in tags]) for tags in true]
     metric = metric_of(rows)
     scores = metric.compute()
@@ -119,7 +119,7 @@ def test_tags_of_other_schemes_get_a_line():
 
 
 def test_the_order_of_sentences_changes_nothing_and_one_counts_once():
-    rows = list(zip(drawn(random.Random(2), 9), drawn(random.Random(2), 9), strict=True))
+    rows = list(zip(draw_tags(random.Random(2), 9), draw_tags(random.Random(2), 9), strict=True))
     metric = metric_of(rows)
     again = metric_of(rows)
     again.update(["3"], [Sentence(["w"], ["O"], ["O"])])  # a sentence that a sampler repeats

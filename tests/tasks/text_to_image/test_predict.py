@@ -38,7 +38,7 @@ def draw(texts: list[str], **options: float) -> list[list[Image.Image]]:
     return list(drawer().predict(texts, DrawingOptions(**options)))  # type: ignore[arg-type]
 
 
-def same(one: Image.Image, other: Image.Image) -> bool:
+def is_same(one: Image.Image, other: Image.Image) -> bool:
     return one.size == other.size and one.tobytes() == other.tobytes()
 
 
@@ -58,16 +58,16 @@ def test_results_are_several_pictures_and_a_picture_depends_on_its_text_and_seed
     three = draw(TEXTS, results=3, temperature=2, guidance=1)
     assert [len(pictures) for pictures in three] == [3, 3]
     assert len({picture.tobytes() for pictures in three for picture in pictures}) == 6
-    assert same(draw(TEXTS[1:], temperature=2, guidance=1)[0][0], three[1][0])
-    assert not same(draw(TEXTS[:1], seed=1, temperature=2, guidance=1)[0][0], three[0][0])
+    assert is_same(draw(TEXTS[1:], temperature=2, guidance=1)[0][0], three[1][0])
+    assert not is_same(draw(TEXTS[:1], seed=1, temperature=2, guidance=1)[0][0], three[0][0])
     one = draw(TEXTS[:1], results=2, temperature=0)[0]
-    assert same(*one)
+    assert is_same(*one)
 
 
 def test_unset_options_are_the_checkpoints() -> None:
     assert drawer().drawing == {"temperature": 0.7, "guidance": 2.0}
     given = draw(TEXTS, temperature=0.7, guidance=2.0)
-    assert all(same(one, other) for (one,), (other,) in zip(draw(TEXTS), given, strict=True))
+    assert all(is_same(one, other) for (one,), (other,) in zip(draw(TEXTS), given, strict=True))
     assert DrawingOptions(guidance=1).resolve({"top_k": 5, "guidance": 3}) == ImageSampling(
         sampling=Sampling(temperature=1.0, top_k=5), guidance=1
     )
@@ -78,7 +78,7 @@ def test_python_returns_an_image_or_lists() -> None:
     model = vlm.load(tiny("text_to_image"), device="cpu", precision="fp32")
     one, two = model.draw(TEXTS[0]), model.draw(TEXTS, results=2, seed=3)
     assert isinstance(one, Image.Image) and [len(pictures) for pictures in two] == [2, 2]
-    assert same(one, draw(TEXTS[:1])[0][0])
+    assert is_same(one, draw(TEXTS[:1])[0][0])
     with pytest.raises(UserError, match=r"--guidance 101 is invalid"):
         model.draw(TEXTS[0], guidance=101)
     with pytest.raises(UserError, match="results: 0 is out of range"):
@@ -93,14 +93,14 @@ def test_the_command_writes_a_file_per_picture(tmp_path: Path, capsys: pytest.Ca
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [text for text, _ in lines] == TEXTS
     for (_, path), (picture,) in zip(lines, draw(TEXTS), strict=True):
-        assert Path(path).parent == folder and same(Image.open(path), picture)
+        assert Path(path).parent == folder and is_same(Image.open(path), picture)
     more = ["--results", "2", "--format", "jsonl"]
     assert run(["draw", *flags, "-c", tiny("text_to_image"), "--out", str(folder), *more, *CPU]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(record["text"], record["rank"]) for record in records] == [(t, n) for t in TEXTS for n in (1, 2)]
     assert len({record["path"] for record in records}) == 4 and "image" not in records[0]
     assert all(
-        same(Image.open(record["path"]), picture)
+        is_same(Image.open(record["path"]), picture)
         for record, picture in zip(records, chain.from_iterable(draw(TEXTS, results=2)), strict=True)
     )
 
@@ -109,7 +109,7 @@ def test_an_exported_model_draws_the_same_and_has_no_graph(tmp_path: Path, capsy
     folder = tmp_path / "exported"
     assert run(["export", str(folder), "-c", tiny("text_to_image"), "--to", "safetensors"]) == 0
     again = vlm.load(folder, device="cpu", precision="fp32")
-    assert all(same(one, other) for one, (other,) in zip(again.draw(TEXTS), draw(TEXTS), strict=True))
+    assert all(is_same(one, other) for one, (other,) in zip(again.draw(TEXTS), draw(TEXTS), strict=True))
     for kind, message in (("pt2", "has no graph: its tokens are patches of a codebook"), ("huggingface", "no class")):
         assert run(["export", str(tmp_path / kind), "-c", tiny("text_to_image"), "--to", kind]) == 2
         assert message in capsys.readouterr().err
@@ -142,7 +142,7 @@ def test_records_hold_png_files() -> None:
     records = drawer().record(TEXTS[0], pictures, DrawingOptions(results=2))
     for rank, (record, picture) in enumerate(zip(records, pictures, strict=True), 1):
         data = base64.b64decode(str(record["image"]))
-        assert (record["text"], record["rank"]) == (TEXTS[0], rank) and same(Image.open(BytesIO(data)), picture)
+        assert (record["text"], record["rank"]) == (TEXTS[0], rank) and is_same(Image.open(BytesIO(data)), picture)
 
 
 def test_a_checkpoint_with_another_codebook_is_refused(tmp_path: Path) -> None:

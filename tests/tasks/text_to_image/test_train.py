@@ -26,7 +26,7 @@ from vlm.training.run.fit import main
 CAPTIONER_PATH = ROOT / "data" / "sample" / "captioner.ckpt"
 
 
-def built(*more: str) -> tuple[TextToImageTask, object]:
+def build_small(*more: str) -> tuple[TextToImageTask, object]:
     config = compose(command("text_to_image", "trainer.precision=32-true", *more))
     data = build_data(config)
     data.prepare()
@@ -37,7 +37,7 @@ def built(*more: str) -> tuple[TextToImageTask, object]:
 
 
 def test_the_loss_is_the_cross_entropy_of_every_token_given_those_before_it(tmp_path: Path) -> None:
-    task, data = built(f"runs={tmp_path}")
+    task, data = build_small(f"runs={tmp_path}")
     batch = next(iter(data.train_dataloader()))  # type: ignore[attr-defined]
     term = task.loss(batch)["tokens"]
     texts, tokens = batch["text"], batch["images"].tokens
@@ -49,16 +49,17 @@ def test_the_loss_is_the_cross_entropy_of_every_token_given_those_before_it(tmp_
 
 
 def test_the_codebook_depends_on_the_data_and_the_seed_and_is_stored(tmp_path: Path) -> None:
-    task, data = built(f"runs={tmp_path}")
-    again, _ = built(f"runs={tmp_path}")
+    task, data = build_small(f"runs={tmp_path}")
+    again, _ = build_small(f"runs={tmp_path}")
     field = task.image_field
     assert torch.equal(field.learned.codes, again.image_field.learned.codes) and len(field.learned) == 64
     stored = task.description()
     assert stored["codebook"] == field.learned.state()
     assert stored["drawing"] == {"temperature": 0.85, "guidance": 2.0}
-    other, _ = built(f"runs={tmp_path}", "seed=4")
+    other, _ = build_small(f"runs={tmp_path}", "seed=4")
     assert not torch.equal(field.learned.codes, other.image_field.learned.codes)
-    few, _ = built(f"runs={tmp_path}", "task.fields.images.num_codes=4096")  # more than there are different patches
+    # More codes than there are different patches.
+    few, _ = build_small(f"runs={tmp_path}", "task.fields.images.num_codes=4096")
     assert few.model.decoder.num_codes == len(few.image_field.learned) < 4096
     images = torch.stack([few.preprocess(record.image()) for record in data.split("train").records(3)])  # type: ignore[attr-defined]
     learned = few.image_field.learned

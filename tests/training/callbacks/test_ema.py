@@ -29,7 +29,7 @@ def module():
     return Module()
 
 
-def copied(state):
+def copy_state(state):
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
@@ -70,7 +70,7 @@ def test_validation_sees_the_average_and_training_goes_on_from_the_raw_weights(m
     """A checkpoint that is saved meanwhile holds both."""
     ema = EMA(decay=0.9)
     train(ema, module, 5)
-    raw = copied(module.state_dict())
+    raw = copy_state(module.state_dict())
     ema.on_validation_start(None, module)
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in ema.average.items())
     checkpoint = {"state_dict": module.state_dict()}
@@ -88,7 +88,7 @@ def test_the_average_goes_on_after_a_resume(module):
     train(ema, module, 4)
     checkpoint = {"state_dict": module.state_dict()}
     ema.on_save_checkpoint(None, module, checkpoint)
-    stored = copied(checkpoint["ema"])
+    stored = copy_state(checkpoint["ema"])
     resumed = EMA(decay=0.6)
     resumed.on_load_checkpoint(None, module, {"ema": stored})
     truth = train(resumed, module, 20, start=4)
@@ -98,7 +98,7 @@ def test_the_average_goes_on_after_a_resume(module):
 
 def test_no_average_before_training(module):
     ema, checkpoint = EMA(decay=0.9), {"state_dict": {}}
-    before = copied(module.state_dict())
+    before = copy_state(module.state_dict())
     ema.on_validation_start(None, module)
     ema.on_save_checkpoint(None, module, checkpoint)
     assert checkpoint == {"state_dict": {}}

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def said(
+def read_messages(
     clock: list[float], *, seconds: float, batches: int, epochs: int = 1, size: int = 224, **changes: Any
 ) -> list[str]:
     """What a run prints whose steps take so many seconds, with a slow validation after the fourth.
@@ -68,12 +68,12 @@ def said(
 
 
 def test_an_epoch_and_the_run_are_reckoned_without_first_step_validations_and_compilation(clock) -> None:
-    (line,) = said(clock, seconds=2.0, batches=30, epochs=4)
+    (line,) = read_messages(clock, seconds=2.0, batches=30, epochs=4)
     assert line == "pace        2 s per step, about 60 s per epoch of 30 steps, 4 min remaining, without validation"
 
 
 def test_a_long_run_says_what_would_shorten_it(clock) -> None:
-    line, shorter = said(clock, seconds=6.0, batches=50, epochs=20, waits=0.5)
+    line, shorter = read_messages(clock, seconds=6.0, batches=50, epochs=20, waits=0.5)
     assert "about 5 min per epoch" in line and "1 h 39 min remaining" in line
     assert "50% of the time is spent waiting for data" in shorter
     assert "data.image_size=112 (49 patches per image instead of 196)" in shorter
@@ -82,12 +82,12 @@ def test_a_long_run_says_what_would_shorten_it(clock) -> None:
 
 def test_small_images_and_runs_by_steps_get_other_advice(clock) -> None:
     changes = {"max_epochs": -1, "max_steps": 10_000}
-    (line,) = said(clock, seconds=1.0, batches=50, size=112, **changes)[1:]
+    (line,) = read_messages(clock, seconds=1.0, batches=50, size=112, **changes)[1:]
     assert line == "shorter     trainer.max_steps=900 (15 min)"
 
 
 def test_a_short_run_is_not_spoken_of(clock) -> None:
-    assert said(clock, seconds=0.1, batches=10, epochs=5) == []
+    assert read_messages(clock, seconds=0.1, batches=10, epochs=5) == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def run(*, step: int, epochs: int = 4) -> Any:
 TASK: Any = SimpleNamespace(size=lambda batch: 8, step=SimpleNamespace(loss=0.5), unit="images")
 
 
-def started(**given: Any) -> tuple[Progress, Any]:
+def start_bar(**given: Any) -> tuple[Progress, Any]:
     """The bar of a trainer, at the beginning of its training."""
     bar, trainer = Progress(), run(**given)
     bar.on_train_start(trainer, TASK)
@@ -73,31 +73,31 @@ def step(bar: Progress, trainer: Any) -> None:
     bar.on_train_batch_end(trainer, TASK, None, None, trainer.global_step - 1)
 
 
-def drawn(screen: Screen) -> list[str]:
+def drawn_lines(screen: Screen) -> list[str]:
     return [line.strip() for line in re.split(r"[\r\n]|\x1b\[\w", screen.getvalue()) if line.strip()]
 
 
 def test_a_step_is_drawn_as_time_goes_and_counts_in_the_whole_run(screen, clock) -> None:
-    bar, trainer = started(step=0)
+    bar, trainer = start_bar(step=0)
     for _ in range(3):
         clock.now += 0.1
         step(bar, trainer)
-    assert len(drawn(screen)) == 1 and "1/40" in drawn(screen)[0]  # half a second has not gone by
+    assert len(drawn_lines(screen)) == 1 and "1/40" in drawn_lines(screen)[0]  # half a second has not gone by
     clock.now += 0.5
     step(bar, trainer)
-    last = drawn(screen)[-1]
+    last = drawn_lines(screen)[-1]
     assert last.startswith("10%|") and "4/40" in last and "loss 0.500" in last and "images/s" in last and "left" in last
 
 
 def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(screen, monkeypatch) -> None:
     monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
     begin = time.monotonic()
-    bar, trainer = started(step=24)
+    bar, trainer = start_bar(step=24)
     bar.on_validation_batch_end(trainer, TASK, None, None, 0)
-    assert "24/40, validation 1/3" in drawn(screen)[-1]  # there is no estimate before a step
+    assert "24/40, validation 1/3" in drawn_lines(screen)[-1]  # there is no estimate before a step
     time.sleep(0.2)
     step(bar, trainer)
-    took, last = time.monotonic() - begin, drawn(screen)[-1]
+    took, last = time.monotonic() - begin, drawn_lines(screen)[-1]
     assert "25/40" in last and "?" not in last
     minutes, seconds = re.search(r"(\d\d):(\d\d) left", last).groups()
     assert 15 * 0.2 - 1 <= 60 * int(minutes) + int(seconds) <= 15 * took  # 15 steps like the one that this run took
@@ -105,17 +105,17 @@ def test_a_resumed_run_goes_on_where_it_was_and_reckons_with_its_own_steps(scree
 
 def test_a_validation_and_what_others_print_take_turns_with_it(screen, monkeypatch) -> None:
     monkeypatch.setattr(progress, "TERMINAL_SECONDS", 0.0)
-    bar, trainer = started(step=0)
+    bar, trainer = start_bar(step=0)
     step(bar, trainer)
     bar.on_validation_batch_end(trainer, TASK, None, None, 1)
-    assert "1/40" in drawn(screen)[-1] and "validation 2/3" in drawn(screen)[-1]
+    assert "1/40" in drawn_lines(screen)[-1] and "validation 2/3" in drawn_lines(screen)[-1]
     bar.print("a line")
-    assert "a line" in drawn(screen)
+    assert "a line" in drawn_lines(screen)
 
 
 @pytest.mark.parametrize("end", ["on_exception", "on_train_end"])
 def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
-    bar, trainer = started(step=0)
+    bar, trainer = start_bar(step=0)
     step(bar, trainer)
     length = len(screen.getvalue())
     getattr(bar, end)(trainer, TASK, *([KeyboardInterrupt()] if end == "on_exception" else []))
@@ -124,7 +124,7 @@ def test_an_ended_bar_is_not_drawn_again(end, screen, monkeypatch) -> None:
 
 def test_a_file_gets_lines(monkeypatch, capsys) -> None:
     monkeypatch.setattr(progress, "FILE_SECONDS", 0.0)
-    bar, trainer = started(step=0)
+    bar, trainer = start_bar(step=0)
     step(bar, trainer)
     step(bar, trainer)
     bar.on_train_end(trainer, TASK)
@@ -133,9 +133,9 @@ def test_a_file_gets_lines(monkeypatch, capsys) -> None:
 
 
 def test_a_run_without_an_end_counts_its_steps(screen) -> None:
-    bar, trainer = started(step=0, epochs=-1)
+    bar, trainer = start_bar(step=0, epochs=-1)
     step(bar, trainer)
-    assert drawn(screen)[-1].startswith("1 steps, 00:00, loss 0.500")
+    assert drawn_lines(screen)[-1].startswith("1 steps, 00:00, loss 0.500")
 
 
 def test_epochs_that_end_before_the_steps_that_were_asked_for_are_noted(screen) -> None:

@@ -47,7 +47,7 @@ def test_a_runs_samples_are_cocos(tmp_path: Path, capsys) -> None:
     assert {"val/loss@blank", "val/length_ratio", "val/distinct"} <= set(events.Tags()["scalars"])
 
 
-def validated(lines, folder, results, remark="", headlines=(), **options):
+def run_validation(lines, folder, results, remark="", headlines=(), **options):
     """Has the callback see one validation with these samples and the end of a training; returns it."""
     evaluation = SimpleNamespace(samples=[{"line": line} for line in lines], results=results)
     trainer = SimpleNamespace(sanity_checking=False, is_global_zero=True, global_step=3, default_root_dir=str(folder))
@@ -68,7 +68,7 @@ SCORES = {"val/loss": 1.0, "val/loss@blank": 2.0, "val/wer": 0.5, "val/bleu": 30
 def test_a_validation_is_a_line_and_the_last_ones_samples_follow(count, show, places, tmp_path, capsys):
     """Samples are from all over the evaluation: those of class folders are sorted by class."""
     samples = [f"sample {n}" for n in range(count)]
-    validated(samples, tmp_path, SCORES, "by x", ["bleu", "chrf"], show=show)
+    run_validation(samples, tmp_path, SCORES, "by x", ["bleu", "chrf"], show=show)
     lines = capsys.readouterr().out.split("\n")
     line = "step 3: loss 1.0000  bleu 30.2500  loss@blank 2.0000  wer 0.5000"
     assert lines[:3] == [line, line, ""]
@@ -77,17 +77,17 @@ def test_a_validation_is_a_line_and_the_last_ones_samples_follow(count, show, pl
 
 def test_the_lines_of_a_sample_are_indented_and_the_mark_of_right_ones_is_explained(tmp_path, capsys):
     """Questions about one image ran on in one folded line, and nothing said what = means."""
-    validated(["what? red (right)\nhow many? one (true: two)"], tmp_path, {}, show=1)
+    run_validation(["what? red (right)\nhow many? one (true: two)"], tmp_path, {}, show=1)
     assert capsys.readouterr().out.endswith(
         "\nsamples of the last validation\n  what? red (right)\n    how many? one (true: two)\n"
     )
-    validated(["= 'a dog'", "  'a cat'"], tmp_path, {}, show=2)
+    run_validation(["= 'a dog'", "  'a cat'"], tmp_path, {}, show=2)
     said = capsys.readouterr().out
     assert said.endswith("samples of the last validation (= marks correct ones)\n  = 'a dog'\n    'a cat'\n")
 
 
 def test_samples_of_every_validation_are_shown_where_that_is_asked(tmp_path, capsys):
-    validated(["one"], tmp_path, {"val/loss": 1.0}, show=1, every_validation=True)
+    run_validation(["one"], tmp_path, {"val/loss": 1.0}, show=1, every_validation=True)
     assert capsys.readouterr().out == "step 3: loss 1.0000\n  one\n" * 2
 
 
@@ -95,11 +95,11 @@ def test_samples_of_every_validation_are_shown_where_that_is_asked(tmp_path, cap
 def test_a_terminal_gets_the_main_scores_that_fit_in_its_line(width, names, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(width))
-    validated([], tmp_path, SCORES, headlines=["bleu"], show=1)
+    run_validation([], tmp_path, SCORES, headlines=["bleu"], show=1)
     first, *_ = capsys.readouterr().out.splitlines()
     assert len(first) < width and first.split()[2::2] == names
 
 
 def test_samples_send_no_commands_to_a_terminal(tmp_path, capsys):
-    validated(["a\x1b[2J\0 b"], tmp_path, {}, show=1)
+    run_validation(["a\x1b[2J\0 b"], tmp_path, {}, show=1)
     assert capsys.readouterr().out.endswith("  a\\x1b[2J\\x00 b\n")

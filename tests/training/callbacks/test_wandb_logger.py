@@ -13,12 +13,12 @@ QUICK += [f"data.source.{split}_scenes={count}" for split, count in (("train", 1
 def test_without_the_package_a_line_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     real = builtins.__import__
 
-    def without(name, *rest, **more):
+    def import_without_wandb(name, *rest, **more):
         if name == "wandb":
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", import_without_wandb)
     assert main(["logger=wandb", *QUICK, f"runs={tmp_path / 'runs'}"]) == 2
     assert capsys.readouterr().err == (
         'error: logger=wandb: the package wandb is not installed; pip install "vlm-lightning[wandb]", or logger=csv\n'

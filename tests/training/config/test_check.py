@@ -226,7 +226,7 @@ def test_a_data_check_reports_a_misspelt_key_without_lightning():
 
 
 @cache
-def composed(task):
+def compose_task(task):
     return compose([f"task={task}"]).tree
 
 
@@ -242,7 +242,7 @@ VALUES = ["abc", "", None, True, -1, 0, 3, 0.3, 1.5, 10**6, float("nan"), [], [1
 
 def faulty(task, seed):
     """The config of a task with one or two values changed or keys misspelt, drawn by a seed."""
-    draw, tree = random.Random(seed), deepcopy(composed(task))
+    draw, tree = random.Random(seed), deepcopy(compose_task(task))
     keys = [key for key, value in walk(tree) if "." in key and not key.endswith(("_target_", "_partial_"))]
     for key in draw.sample(keys, draw.choice([1, 1, 2])):
         name = misspelt(key, draw) if draw.random() < 0.4 else key

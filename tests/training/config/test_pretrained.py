@@ -37,7 +37,7 @@ SHORT = ["trainer.max_steps=2", "test=false"]
 STEPS = [*SHORT, "data.source.train_scenes=16", "data.source.val_scenes=4"]
 
 
-def trained(tmp_path, *overrides):
+def train_checkpoint(tmp_path, *overrides):
     """The checkpoint of a short run from the folder `theirs`."""
     folder = f"model.path={tmp_path / 'theirs'}"
     assert main([*COMMON, "model=pretrained", folder, *overrides, f"runs={tmp_path / 'runs'}"]) == 0
@@ -60,7 +60,7 @@ FIRST, *REST = hf.CAPTIONERS
 def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
     place = tmp_path / "a folder, (of others)"
     hf.CAPTIONERS[name](place / "theirs", side=32)
-    path = trained(place, *STEPS, *FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16")
+    path = train_checkpoint(place, *STEPS, *FROZEN, "task.val_captions=2", "task.max_tokens=4", "data.max_len=16")
     assert "tensors loaded" in capfd.readouterr().out
     ours, before = read(path), read(place / "theirs")
     check_untouched(ours, before)
@@ -74,7 +74,7 @@ def test_a_captioner_is_fine_tuned_with_nothing_typed(tmp_path, capfd, name):
 def test_a_dual_encoder_is_fine_tuned_with_nothing_typed(tmp_path, name):
     folder = tmp_path / "theirs"
     saved_dual(name, folder)
-    path = trained(tmp_path, *STEPS, *FROZEN, LARGER)
+    path = train_checkpoint(tmp_path, *STEPS, *FROZEN, LARGER)
     ours, before = read(path), read(folder)
     assert ours["vlm"]["task"] == "contrastive" and ours["state_dict"].keys() == before["state_dict"].keys()
     check_untouched(ours, before)
@@ -109,7 +109,7 @@ def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     folder = tmp_path / "theirs"
     hf.saved(folder, hf.ENCODERS[name]())
     sizes = ["task.val_captions=2", "task.max_tokens=4"] if task == "captioning" else []
-    path = trained(tmp_path, f"task={task}", *STEPS, *FROZEN, *sizes, LARGER)
+    path = train_checkpoint(tmp_path, f"task={task}", *STEPS, *FROZEN, *sizes, LARGER)
     assert encoder_of(path) <= start_of(path, folder)
     assert read(path)["vlm"]["preprocess"] == describe_folder(Folder(folder))[1]["preprocess"]
 
@@ -119,7 +119,7 @@ def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
 def test_a_classifier_is_fine_tuned(tmp_path, name):
     folder = tmp_path / "theirs"
     hf.saved(folder, hf.CLASSIFIERS[name]())
-    path = trained(tmp_path, *STEPS, *FROZEN, LARGER)
+    path = train_checkpoint(tmp_path, *STEPS, *FROZEN, LARGER)
     assert read(path)["vlm"]["model"]["args"]["pool"] == read(folder)["vlm"]["model"]["args"]["pool"]
     assert encoder_of(path) <= start_of(path, folder)
 
@@ -136,7 +136,7 @@ def test_bert_is_trained_from(tmp_path, task, kind):
     folder = tmp_path / "theirs"
     hf.saved_bert(folder, kind)
     own = [text for text in TASKS[task] if "model." not in text]
-    path = trained(tmp_path, f"task={task}", *own, *SHORT, *FROZEN)
+    path = train_checkpoint(tmp_path, f"task={task}", *own, *SHORT, *FROZEN)
     same = start_of(path, folder)
     assert encoder_of(path) <= same
     assert ("vocabulary_head.dense.weight" in same) == (task == "masked_language_modeling" and kind is BertForMaskedLM)
@@ -147,7 +147,7 @@ def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
     folder = tmp_path / "theirs"
     hf.saved_bert(folder, BertForSequenceClassification, **hf.LABELS)
     own = [text for text in TASKS["text_classification"] if "model." not in text]
-    path = trained(tmp_path, *own, *SHORT, *FROZEN)
+    path = train_checkpoint(tmp_path, *own, *SHORT, *FROZEN)
     assert {"transform.weight", "encoder.norm1"} & start_of(path, folder) == {"transform.weight"}
 
 
@@ -235,7 +235,7 @@ def test_an_image_encoder_is_trained_for_questions(tmp_path):
     folder = tmp_path / "theirs"
     hf.saved(folder, (hf.vision(ViTModel, ViTConfig, image_size=32), ViTImageProcessor(size=hf.square(32))))
     own = [text for text in TASKS["image_questions"] if "model" not in text and "image_size" not in text]
-    path = trained(tmp_path, "task=image_questions", *own, *SHORT, *FROZEN)
+    path = train_checkpoint(tmp_path, "task=image_questions", *own, *SHORT, *FROZEN)
     assert encoder_of(path) <= start_of(path, folder)
 
 
@@ -274,7 +274,7 @@ TEXTS = ["data.source.train_documents=10", "data.source.val_documents=3", "data.
 @pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma"])
 def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_path, name):
     theirs, _ = hf.saved_decoder(tmp_path / "theirs", name)
-    path = trained(tmp_path, "model/adapt=lora", *SHORT, *TEXTS)
+    path = train_checkpoint(tmp_path, "model/adapt=lora", *SHORT, *TEXTS)
     assert vlm(["export", str(tmp_path / "out"), "-c", str(path)]) == 0
     again = type(theirs).from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(len(theirs.get_input_embeddings().weight), (2, 20))
@@ -288,7 +288,7 @@ def test_a_decoder_of_llamas_family_learns_by_adapters_and_goes_out_merged(tmp_p
 @pytest.mark.slow
 def test_gpt2_is_fine_tuned_too(tmp_path):
     hf.saved_gpt2(tmp_path / "theirs")
-    assert read(trained(tmp_path, *SHORT, *TEXTS))["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
+    assert read(train_checkpoint(tmp_path, *SHORT, *TEXTS))["vlm"]["tokenizer"]["class"] == "BytePairTokenizer"
 
 
 @pytest.mark.slow

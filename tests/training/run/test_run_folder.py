@@ -58,11 +58,11 @@ def test_a_run_that_cannot_be_read_is_a_line(tmp_path, monkeypatch, capsys, plac
 @pytest.mark.parametrize("command", [["info"], ["caption", "x.png"], ["evaluate"]])
 @pytest.mark.parametrize("place", [LONG, "closed"])
 def test_a_checkpoint_that_cannot_be_read_is_a_line(place, command, monkeypatch, capsys):
-    def refused(path):
+    def refuse_permission(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     if place == "closed":
-        monkeypatch.setattr(Path, "is_dir", refused)  # root may read anywhere
+        monkeypatch.setattr(Path, "is_dir", refuse_permission)  # root may read anywhere
     assert vlm([*command, "-c", place]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {place}: cannot be read (") and line.endswith("give the path of a .ckpt file")

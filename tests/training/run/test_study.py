@@ -61,7 +61,7 @@ def test_a_score_that_is_not_finite_is_no_objective(tmp_path):
         assert read_objective(tmp_path / "job.json") == score
 
 
-def ranked(table: str) -> list[tuple[str, str]]:
+def read_ranking(table: str) -> list[tuple[str, str]]:
     """Values and scores of the trials in a table of results, as printed."""
     rows = table.partition("best first")[2].splitlines()[2:]
     return re.findall(r"^optim.lr=(\S+).*?  +(?:val/loss )?(\S+)  ", "\n".join(rows), re.MULTILINE)
@@ -88,7 +88,7 @@ class TestStudy:
         assert [trial.state.name for trial in trials] == ["COMPLETE", "RUNNING", *["COMPLETE"] * 3]
         assert len({trial.params["optim.lr"] for trial in trials}) == 5  # a seed does not draw the same again
         done = sorted((trial for trial in trials if trial.value is not None), key=lambda trial: trial.value)
-        assert ranked(printed.out) == [
+        assert read_ranking(printed.out) == [
             *((str(trial.params["optim.lr"]), f"{trial.value:.4f}") for trial in done),
             (str(trials[1].params["optim.lr"]), "stopped"),
         ]
@@ -115,7 +115,7 @@ class TestStudy:
         os.kill(process.pid, signal.SIGINT)
         printed = process.communicate()[0]
         assert process.returncode == 130 and "stopped: 3 of 4 trials remain. Continue with the same command" in printed
-        assert [score for _, score in ranked(printed)][-1] == "stopped" and "status 130" not in printed
+        assert [score for _, score in read_ranking(printed)][-1] == "stopped" and "status 130" not in printed
         command = next(text for text in printed.splitlines() if "train.py --multirun hydra/sweeper=optuna" in text)
         assert main(shlex.split(command.partition("train.py ")[2])) == 0
         assert "study lr: 1 of 4 trials finished" in capsys.readouterr().err
@@ -124,6 +124,6 @@ class TestStudy:
         line = [*STUDY, "model.size.depth=choice(0)", "hydra.sweeper.n_trials=2", f"runs={tmp_path}"]
         assert main(line) == 2
         printed = capsys.readouterr()
-        assert [score for _, score in ranked(printed.out)] == ["failed"] * 2
+        assert [score for _, score in read_ranking(printed.out)] == ["failed"] * 2
         errors = [text for text in printed.err.splitlines() if text.startswith("error: ")]
         assert len(errors) == 2 and all("model.size.depth: 0" in text for text in errors)  # none of optuna's own

@@ -116,7 +116,7 @@ def caption(tmp_path, capfd):
 
 
 @contextmanager
-def moved(folder):
+def move_away(folder):
     """Has a folder away for a while."""
     away = folder.with_name("away")
     folder.rename(away)
@@ -131,7 +131,7 @@ def moved(folder):
 def test_the_command_finds_the_base_where_it_was_or_beside(folder, trained, caption):
     before = caption(trained / "best.ckpt")
     assert before[0] == 0 and len(before[1]) == 2
-    with moved(folder) as away:
+    with move_away(folder) as away:
         status, _, errors = caption(trained / "best.ckpt")
         assert status == 2 and len(errors) == 1
         assert f"holds adapters of {folder}, which is missing; put it there, or at {trained / 'base'}" in errors[0]
@@ -141,7 +141,7 @@ def test_the_command_finds_the_base_where_it_was_or_beside(folder, trained, capt
 
 
 def test_another_base_is_refused(trained, folder, caption):
-    with moved(folder):
+    with move_away(folder):
         torch.manual_seed(1)  # each test begins with the seed that the folder was drawn with
         saved_captioner(folder, side=32)
         status, _, errors = caption(trained / "best.ckpt")
@@ -161,7 +161,7 @@ def test_adapters_and_their_base_become_one_file(trained, folder, tmp_path, capf
     assert "has no adapters to merge" in capfd.readouterr().err
 
 
-def interrupted(runs, options, monkeypatch):
+def interrupt_run(runs, options, monkeypatch):
     """The checkpoints of a run that was stopped in its sixth step and went on."""
 
     def send(audit, trainer, *args):
@@ -180,7 +180,7 @@ def interrupted(runs, options, monkeypatch):
 
 @pytest.mark.slow
 def test_resume_is_exact(folder, trained, tmp_path, monkeypatch):
-    place = interrupted(tmp_path, ["model=pretrained", f"model.path={folder}"], monkeypatch)
+    place = interrupt_run(tmp_path, ["model=pretrained", f"model.path={folder}"], monkeypatch)
     for name in ("last.ckpt", "best.ckpt"):
         mine, reference = read_file(place / name), read_file(trained / name)
         assert mine["global_step"] == reference["global_step"]

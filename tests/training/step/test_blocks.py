@@ -45,12 +45,12 @@ def step(model: VisionLanguageModel, *, rows: int = 3, length: int = 12) -> tupl
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def same(one: tuple[Tensor, dict[str, Tensor]], other: tuple[Tensor, dict[str, Tensor]]) -> bool:
+def is_same(one: tuple[Tensor, dict[str, Tensor]], other: tuple[Tensor, dict[str, Tensor]]) -> bool:
     assert one[1].keys() == other[1].keys() and one[1]
     return torch.equal(one[0], other[0]) and all(torch.equal(one[1][name], other[1][name]) for name in one[1])
 
 
-def kept(model: VisionLanguageModel) -> int:
+def count_kept_bytes(model: VisionLanguageModel) -> int:
     """Bytes that a forward pass keeps for the backward pass."""
     found = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: found.setdefault(t.data_ptr(), t), lambda t: t):
@@ -63,9 +63,9 @@ def test_recomputed_activations_are_those_that_were_not_kept() -> None:
     model, reference = captioner(), captioner()
     arrange(model, recompute=True)
     assert list(model.state_dict()) == list(reference.state_dict())
-    assert same(step(model), step(reference))  # with dropout, which another mask would change
-    assert not same(step(reference, length=11), step(reference))
-    assert kept(model) < 0.5 * kept(reference)
+    assert is_same(step(model), step(reference))  # with dropout, which another mask would change
+    assert not is_same(step(reference, length=11), step(reference))
+    assert count_kept_bytes(model) < 0.5 * count_kept_bytes(reference)
     with torch.no_grad():
         images, tokens = torch.randn(2, 3, 32, 32), torch.randint(50, (2, 6))
         assert torch.equal(model.eval()(images, tokens), reference.eval()(images, tokens))
@@ -145,4 +145,4 @@ def test_compiled_dropout_is_keyed_whatever_was_compiled_for() -> None:
     with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
         one = steps(12, 9, 15, recompute=False)
         other = steps(15, 9, 12, recompute=True)  # recomputing draws the same masks once more
-    assert all(same(other[length], one[length]) for length in one)
+    assert all(is_same(other[length], one[length]) for length in one)

@@ -16,13 +16,13 @@ from vlm.training.step.losses import Term
 from vlm.training.step.step import StepState
 
 
-def trained(tmp_path: Path, batch_size: int, **options: Any) -> dict[str, Any]:
+def train_losses(tmp_path: Path, batch_size: int, **options: Any) -> dict[str, Any]:
     out = tmp_path / f"{batch_size}.json"
     run("TwoTerms", batch_size, out, **options)
     return json.loads(out.read_text())
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def check_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["losses"] == [pytest.approx(step, rel=1e-12) for step in other["losses"]]
     assert one["val"] == pytest.approx(other["val"], rel=1e-12)
     for name, weight in other["weights"].items():
@@ -33,13 +33,13 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two epochs of a batch of 16 and one of 7."""
-    return trained(tmp_path_factory.mktemp("large"), 16)
+    return train_losses(tmp_path_factory.mktemp("large"), 16)
 
 
 def test_accumulated_batches_take_the_steps_of_a_large_one(large, tmp_path) -> None:
-    small = trained(tmp_path, 4, accumulate=4)
+    small = train_losses(tmp_path, 4, accumulate=4)
     assert 0 in small["marked"] and len(small["losses"]) == 4
-    same(small, large)
+    check_same(small, large)
 
 
 def test_losses_are_weighted_sums_of_means(large) -> None:
@@ -49,7 +49,7 @@ def test_losses_are_weighted_sums_of_means(large) -> None:
 
 
 def test_a_limited_epoch_ends_in_the_middle_of_a_step(tmp_path) -> None:
-    limited = trained(tmp_path, 4, accumulate=4, limit_train_batches=5)
+    limited = train_losses(tmp_path, 4, accumulate=4, limit_train_batches=5)
     assert len(limited["losses"]) == 4
     for name, weight in by_hand([slice(0, 4), slice(4, 5)]).items():
         torch.testing.assert_close(torch.tensor(limited["weights"][name], dtype=weight.dtype), weight)
@@ -77,16 +77,16 @@ def by_hand(steps: list[slice]) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(large, tmp_path) -> None:
-    trained(tmp_path, 4, accumulate=4, save=tmp_path / "first.ckpt")
-    resumed = trained(tmp_path, 4, accumulate=4, resume=tmp_path / "first.ckpt")
+    train_losses(tmp_path, 4, accumulate=4, save=tmp_path / "first.ckpt")
+    resumed = train_losses(tmp_path, 4, accumulate=4, resume=tmp_path / "first.ckpt")
     assert len(resumed["losses"]) == 3
-    same({**resumed, "losses": large["losses"][:1] + resumed["losses"]}, large)
+    check_same({**resumed, "losses": large["losses"][:1] + resumed["losses"]}, large)
 
 
 BATCH = SimpleNamespace(ids=["a"], bad=())
 
 
-def alone() -> StepState:
+def single_step() -> StepState:
     """A step of one process and one batch."""
     trainer: Any = SimpleNamespace(accumulate_grad_batches=1, world_size=1)
     return StepState(trainer, nn.Linear(1, 1))
@@ -95,9 +95,9 @@ def alone() -> StepState:
 def test_terms_without_counts_are_refused() -> None:
     terms = {name: Term(torch.tensor(1.0), 1) for name in ("first", "second")}
     with pytest.raises(TypeError, match="returns none, but its loss has first, second"):
-        alone().add(BATCH, terms)
+        single_step().add(BATCH, terms)
 
 
 def test_a_single_term_has_a_weight() -> None:
     term = {"first": Term(torch.tensor(2.0), 4, 0.5)}
-    assert alone().add(BATCH, term) == 1.0
+    assert single_step().add(BATCH, term) == 1.0
