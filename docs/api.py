@@ -51,7 +51,7 @@ def page() -> str:
     parts = [HEAD]
     for name in ("load", "train", "score"):
         parts += entry(f"vlm.{name}", getattr(vlm, name))
-    parts += ["## Model\n", described(vlm.Model)]
+    parts += ["## Model\n", describe(vlm.Model)]
     parts += [
         part for name in ("task", "module", "predict", "attention", "chat") for part in entry(name, member(name), 3)
     ]
@@ -59,13 +59,13 @@ def page() -> str:
         kinds = {command.name: import_object(command.predictor) for command in task.commands}
         for command, kind in kinds.items():
             parts += method(command, kind, name.replace("_", " ")) if kind.task == name and command != "chat" else []
-    parts += ["### Options of decoding\n", options(), "## Chat\n", described(Chat)]
+    parts += ["### Options of decoding\n", options(), "## Chat\n", describe(Chat)]
     parts += [part for name in CHAT for part in entry(f"chat.{name}", getattr(Chat, name), 3)]
-    parts += ["## Run\n", described(vlm.Run)]
+    parts += ["## Run\n", describe(vlm.Run)]
     parts += entry("run.evaluate", vlm.Run.evaluate, 3)
     parts.append("## Results\n")
     for kind in RESULTS:
-        parts += [f"### {kind.__name__}, of {module_title(kind)}\n", described(kind)]
+        parts += [f"### {kind.__name__}, of {module_title(kind)}\n", describe(kind)]
     return "\n".join(parts)
 
 
@@ -82,15 +82,15 @@ def method(name: str, kind: type[Predictor], task: str) -> list[str]:
     declared_options = get_options(kind.options)
     own = [one for one in own if declared_options[one.name].scope != "command"]
     takes = ["inputs", "*"]
-    takes += [one.name if one.default is MISSING else f"{one.name}={_shown(one.default)}" for one in own]
+    takes += [one.name if one.default is MISSING else f"{one.name}={_format_default(one.default)}" for one in own]
     rows = [f"- `{one.name}`: {declared_options[one.name].help}" for one in own]
     rows += ["- and the options of decoding below"] if decoding else []
     code = textwrap.fill(f"{name}({', '.join(takes + ['**decoding'] * decoding)})", 116, subsequent_indent="    ")
-    inputs = described(kind.arguments)
+    inputs = describe(kind.arguments)
     return [
         f"### model.{name}, of {task}\n",
         f"```python\n{code}\n```\n",
-        described(kind),
+        describe(kind),
         f"Inputs: {inputs}",
         "\n".join([*rows, ""]),
         textwrap.fill(f"Returns: {describe_return(kind)[0].lower()}{describe_return(kind)[1:]}", 120) + "\n",
@@ -109,7 +109,7 @@ def entry(name: str, function: Callable[..., Any], depth: int = 2, about: str = 
     code = textwrap.fill(shown, 116, subsequent_indent="    ", break_long_words=False)
     head = [f"{'#' * depth} {name}{about}\n"]
     plain = name in ("task", "module")  # properties
-    return [*head, *([] if plain else [f"```python\n{code}\n```\n"]), described(function)]
+    return [*head, *([] if plain else [f"```python\n{code}\n```\n"]), describe(function)]
 
 
 def signature(function: Callable[..., Any]) -> Iterator[str]:
@@ -122,14 +122,14 @@ def signature(function: Callable[..., Any]) -> Iterator[str]:
             yield "*"
         star = star or one.kind is inspect.Parameter.VAR_POSITIONAL
         mark = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(one.kind, "")
-        yield f"{mark}{name}" + ("" if one.default is inspect.Parameter.empty else f"={_shown(one.default)}")
+        yield f"{mark}{name}" + ("" if one.default is inspect.Parameter.empty else f"={_format_default(one.default)}")
 
 
-def _shown(value: Any) -> str:
+def _format_default(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def described(thing: Any) -> str:
+def describe(thing: Any) -> str:
     """A docstring in Markdown: its arguments and the like as lists."""
     lines = []
     for line in (inspect.getdoc(thing) or "").replace("; arguments as in Predictor.", ".").split("\n"):

@@ -69,7 +69,7 @@ def test_a_cache_of_another_type_takes_tokens_in(make_decoder, context):
         torch.testing.assert_close(decoder.step(tokens, fixed), decoder.step(tokens, grown), rtol=0, atol=0.05)
 
 
-class Launched(TorchDispatchMode):
+class LaunchRecorder(TorchDispatchMode):
     """Records what a step launches: operations, and for the tensors that they take sizes and where they lie."""
 
     def __init__(self, kept):
@@ -98,7 +98,7 @@ def test_every_step_launches_the_same(make_decoder, context, positions, beams):
     assert len(kept) == 4 + (beams > 1) + len(state.caches)
     steps = []
     for step in range(MAX_LEN + 3):  # past the end of the ring
-        with Launched(kept) as launched:
+        with LaunchRecorder(kept) as launched:
             decoder.step(torch.full((IMAGES * beams, 1), BOS), state)
         state.reorder_beams(torch.randint(beams, (IMAGES, beams)))
         state.num_steps += 1

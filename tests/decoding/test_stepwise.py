@@ -64,7 +64,7 @@ def test_stops_at_the_end_token_each_row_for_itself(decoder, context):
     assert [len(text.logprobs) for text in found] == [len(text) for text in expected]
 
 
-class Scripted:
+class ScriptedDecoder:
     """Writes the given texts and counts its steps and the rows of each."""
 
     max_len = 9
@@ -88,7 +88,7 @@ class Scripted:
 
 
 def test_no_step_is_taken_once_every_row_has_ended():
-    decoder = Scripted([5, 2, 5, 5, 5, 5], [5, 5, 5, 2, 5, 5])
+    decoder = ScriptedDecoder([5, 2, 5, 5, 5, 5], [5, 5, 5, 2, 5, 5])
     found = greedy(decoder, Context(torch.empty(2, 1, 6)), eos_id=2, max_tokens=6)
     assert tokens(found) == [[5, 2], [5, 5, 5, 2]]
     assert decoder.steps == 4

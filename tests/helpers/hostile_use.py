@@ -51,7 +51,7 @@ def no_network(*args, **kwargs):
     raise OSError("no network here")
 
 
-class Watched(type(os.environ)):
+class WatchedEnvironment(type(os.environ)):
     def __getitem__(self, name):
         read.add(name)
         return super().__getitem__(name)
@@ -136,7 +136,7 @@ def main():
         Image.open("image.png").load()
 
     os.environ[files.SECRET] = "a secret"
-    os.environ.__class__ = Watched
+    os.environ.__class__ = WatchedEnvironment
     socket.socket.connect = socket.socket.connect_ex = no_network
     socket.create_connection = socket.getaddrinfo = no_network
     signal.signal(signal.SIGALRM, too_long)

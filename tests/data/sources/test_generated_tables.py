@@ -38,7 +38,7 @@ def draw_rows(rng: random.Random) -> list[list[str]]:
     return [*rows, ["plain", "x"], ["plainer", "y"]]
 
 
-class Found(NamedTuple):
+class ReadTable(NamedTuple):
     """The texts and labels of a table in order, what is left out, and how it was read."""
 
     rows: list[tuple[str, str]]
@@ -46,7 +46,7 @@ class Found(NamedTuple):
     notes: list[str]
 
 
-def read(path) -> Found | None:
+def read(path) -> ReadTable | None:
     """Reads a table; None if it is refused."""
     try:
         source = TextTable(path=str(path), val_fraction=0.0, test_fraction=0.0)
@@ -55,10 +55,10 @@ def read(path) -> Found | None:
         return None
     records = list(source.split("train").records())
     assert all(line.startswith(f"{path}") for line in [*source.skipped, *source.notes])
-    return Found([(record["text"], record["class"]) for record in records], source.skipped, source.notes)
+    return ReadTable([(record["text"], record["class"]) for record in records], source.skipped, source.notes)
 
 
-def judge(found: Found | None, expected: list[list[str | None]] | None, *, valid: bool = True) -> str:
+def judge(found: ReadTable | None, expected: list[list[str | None]] | None, *, valid: bool = True) -> str:
     """How a table was read: refused, equal, or named in a note; fails on a silent difference.
 
     Args:

@@ -105,14 +105,14 @@ def test_an_interrupt_at_any_moment_ends_the_answer_and_leaves_the_conversation_
     dice, options = random.Random(0), AnswerOptions(sample=False, max_tokens=90_000)
     predictor = ModelOptions(checkpoint=folder, device="cpu", precision="fp32").load(ChatPredictor)
 
-    class Interrupted(Chat):
+    class InterruptedChat(Chat):
         """Its answers are interrupted after a while, never what comes before or after them."""
 
         def stream(self, text: str, *images: Any) -> Iterator[str]:
             signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.02))
             yield from super().stream(text, *images)
 
-    talk = Interrupted(predictor, options)
+    talk = InterruptedChat(predictor, options)
     capsys.readouterr()
     before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
