@@ -18,7 +18,7 @@ from vlm.checkpoint.load import read
 def test_padded_rows_of_gpt2_are_read(tmp_path: Path) -> None:
     tokenizer = hf.byte_pairs()
     model = hf.gpt2(len(tokenizer) + 20, tokenizer.eos_token_id)
-    hf.saved(tmp_path, (model, tokenizer))
+    hf.save_parts(tmp_path, (model, tokenizer))
     prompt = "a man in a red"
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
     (truth,) = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)
@@ -30,7 +30,7 @@ def test_padded_rows_of_bert_are_read(tmp_path: Path) -> None:
     tokenizer = hf.word_pieces()
     config = t.BertConfig(vocab_size=len(tokenizer) + 7, max_position_embeddings=64, **hf.SIZES, **hf.LABELS)
     model = hf.wide(t.BertForSequenceClassification(config))
-    hf.saved(tmp_path, (model, tokenizer))
+    hf.save_parts(tmp_path, (model, tokenizer))
     truth = model(**tokenizer("two dogs run", return_tensors="pt")).logits.softmax(-1)[0]
     found = dict(vlm.load(str(tmp_path), precision="fp32").classify("two dogs run").top)
     assert found

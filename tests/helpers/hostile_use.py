@@ -111,7 +111,7 @@ def main():
         "config": files.CONFIGS,
         "coco": hostile_data.COCO,
         "folder": hostile_data.FOLDERS,
-        "good": {"good": files.changed(lambda checkpoint: None)},
+        "good": {"good": files.change_checkpoint(lambda checkpoint: None)},
     }
     for group, makers in groups.items():
         for number, (name, make) in enumerate(makers.items()):
@@ -256,8 +256,8 @@ def strange_folder(files, made, name, more=""):
 
     place = made / name / "checkpoints" / "last.ckpt"
     place.parent.mkdir(parents=True)
-    files.changed(lambda checkpoint: None)(place)
-    strange = files.composed("task=captioning").tree
+    files.change_checkpoint(lambda checkpoint: None)(place)
+    strange = files.compose_small("task=captioning").tree
     strange["model"] = {"_target_": "os.system", "command": "touch canary"}
     (made / name / "config.yaml").write_text(more + yaml.safe_dump(strange))
     return made / name

@@ -107,7 +107,7 @@ def encoder_of(path):
 )
 def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
     folder = tmp_path / "theirs"
-    hf.saved(folder, hf.ENCODERS[name]())
+    hf.save_parts(folder, hf.ENCODERS[name]())
     sizes = ["task.val_captions=2", "task.max_tokens=4"] if task == "captioning" else []
     path = train_checkpoint(tmp_path, f"task={task}", *STEPS, *FROZEN, *sizes, LARGER)
     assert encoder_of(path) <= start_of(path, folder)
@@ -118,7 +118,7 @@ def test_an_encoder_of_images_is_trained_from(tmp_path, name, task):
 @pytest.mark.parametrize("name", hf.CLASSIFIERS)
 def test_a_classifier_is_fine_tuned(tmp_path, name):
     folder = tmp_path / "theirs"
-    hf.saved(folder, hf.CLASSIFIERS[name]())
+    hf.save_parts(folder, hf.CLASSIFIERS[name]())
     path = train_checkpoint(tmp_path, *STEPS, *FROZEN, LARGER)
     assert read(path)["vlm"]["model"]["args"]["pool"] == read(folder)["vlm"]["model"]["args"]["pool"]
     assert encoder_of(path) <= start_of(path, folder)
@@ -152,7 +152,7 @@ def test_the_head_of_a_folder_is_taken_for_its_own_task(tmp_path):
 
 
 def saved_vit(folder):
-    hf.saved(folder, hf.ENCODERS["vit"]())
+    hf.save_parts(folder, hf.ENCODERS["vit"]())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_captioner_learns_to_answer_questions(tmp_path, monkeypatch, name, tas
 @pytest.mark.slow
 def test_an_image_encoder_is_trained_for_questions(tmp_path):
     folder = tmp_path / "theirs"
-    hf.saved(folder, (hf.vision(ViTModel, ViTConfig, image_size=32), ViTImageProcessor(size=hf.square(32))))
+    hf.save_parts(folder, (hf.vision(ViTModel, ViTConfig, image_size=32), ViTImageProcessor(size=hf.square(32))))
     own = [text for text in TASKS["image_questions"] if "model" not in text and "image_size" not in text]
     path = train_checkpoint(tmp_path, "task=image_questions", *own, *SHORT, *FROZEN)
     assert encoder_of(path) <= start_of(path, folder)
@@ -323,7 +323,7 @@ def test_an_experiment_may_choose_a_folder(tmp_path):
 @pytest.mark.slow
 def test_an_experiment_keeps_its_values_for_an_encoder_that_its_task_chooses(tmp_path):
     """task=image_questions chooses an encoder, whose place the folder's takes."""
-    hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
+    hf.save_parts(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
     (tmp_path / "conf/experiment").mkdir(parents=True)
     file = tmp_path / "conf/experiment/mine.yaml"
     head = "# @package _global_\ndefaults: [override /task: image_questions, override /model: pretrained]\n"
@@ -351,7 +351,7 @@ def test_weights_that_were_trained_move_slowly_unless_a_rate_is_typed(tmp_path, 
 
 
 def test_a_decoder_that_starts_fresh_learns_faster_than_what_was_trained(tmp_path):
-    hf.saved(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
+    hf.save_parts(tmp_path / "theirs", next(iter(hf.ENCODERS.values()))())
     folder = str(tmp_path / "theirs")
     assert "optim.lr=3e-4" in PretrainedModel.overrides({"path": folder}, {"task": "captioning"})
     assert "optim.lr=5e-5" in PretrainedModel.overrides({"path": folder}, {"task": "classification"})
