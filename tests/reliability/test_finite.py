@@ -185,7 +185,7 @@ def test_a_non_finite_tensor_is_found_wherever_it_is() -> None:
 
 @pytest.mark.slow
 def test_the_rank_at_fault_is_named_and_both_stop(forks: ForkServer, tmp_path: Path) -> None:
-    patch = "import faulty; faulty.strike('nan loss', step=3, rank=1)"
+    patch = "import training_faults; training_faults.strike('nan loss', step=3, rank=1)"
     one, two = run_two(forks, [*SMALL, *DDP], cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
     assert (

@@ -20,7 +20,7 @@ CONFIG = {"data": {"batch_size": 32}, "trainer": {"accumulate_grad_batches": 2}}
 def test_a_host_out_of_memory(forks: ForkServer, tmp_path: Path) -> None:
     start = time.monotonic()
     args = command("classification", "trainer.max_epochs=2")
-    ended = forks.run(args, cwd=tmp_path, patch="import faulty; faulty.strike('no memory', step=5)")
+    ended = forks.run(args, cwd=tmp_path, patch="import training_faults; training_faults.strike('no memory', step=5)")
     assert ended.status == 1 and time.monotonic() - start < 60
     assert "error: out of memory" in ended.output and "Traceback" not in ended.output, ended.output
     assert "data.batch_size=4 trainer.accumulate_grad_batches=2" in ended.output

@@ -19,7 +19,7 @@ SMALL = [*command("language_modeling", "trainer.max_steps=200", "callbacks.ema=n
 
 def run_as_a_user(forks: ForkServer, kind: str, rank: int, cwd: Path, *more: str) -> ProcessResult:
     """Runs a training that starts its second process itself, with a fault on one of them."""
-    patch = f"import sys, faulty; sys.argv[0] = faulty.__file__; faulty.strike({kind!r}, 5, {rank})"
+    patch = f"import sys, training_faults as faults; sys.argv[0] = faults.__file__; faults.strike({kind!r}, 5, {rank})"
     pid = forks.start([*SMALL, *more], cwd=cwd, env={"FAULT": f"{kind}:5:{rank}"}, patch=patch)
     until = time.monotonic() + 90  # the second process starts from nothing, on a busy machine
     while not list(cwd.glob("runs/*/*/checkpoints/last.ckpt")) and time.monotonic() < until and not forks.wait(pid):
@@ -78,7 +78,7 @@ def test_a_rank_dies(kind, rank, status, said, forks: ForkServer, tmp_path: Path
 
 @pytest.mark.nightly  # a rank that raises is among the slow ones above, two started by hand are below
 def test_ranks_that_torchrun_started(forks: ForkServer, tmp_path: Path) -> None:
-    patch = "import faulty; faulty.strike('raise', 5, 1)"
+    patch = "import training_faults; training_faults.strike('raise', 5, 1)"
     one, two = run_two(forks, SMALL, cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
     assert "RuntimeError: the original fault" in two.output and "raised on rank 1 of 2" in two.output
@@ -87,7 +87,7 @@ def test_ranks_that_torchrun_started(forks: ForkServer, tmp_path: Path) -> None:
 
 
 def test_no_memory_on_one_rank(forks: ForkServer, tmp_path: Path) -> None:
-    patch = "import faulty; faulty.strike('no memory', 5, 1)"
+    patch = "import training_faults; training_faults.strike('no memory', 5, 1)"
     one, two = run_two(forks, SMALL, cwd=tmp_path, patch=patch)
     assert one.status == two.status == 1
     assert "error: rank 1: out of memory" in two.output and "Traceback" not in one.output + two.output, two.output

@@ -67,7 +67,8 @@ class Checkpoints(L.Callback):
         self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
         self.best_score: float | None = None
         self.folder: Path | None = None
-        self._saved_step, self._validation_due = -1, False
+        self._saved: tuple[int, bool] | None = None  # step and validation_due of the last save
+        self._validation_due = False
 
     def state_dict(self) -> MetricState:
         return {"best_score": self.best_score, "monitor": self.monitor, "mode": self.mode}
@@ -96,17 +97,18 @@ class Checkpoints(L.Callback):
         return self.best if self.best.is_file() else self.last
 
     def save_last(self, trainer: L.Trainer, *, validation_due: bool = False) -> None:
-        """Saves `last.ckpt` unless this step is already saved.
+        """Saves `last.ckpt` unless this state is already saved.
 
         Args:
             validation_due: Whether a run resumed from it starts with a validation.
         """
-        if trainer.global_step == self._saved_step and not validation_due:
+        state = trainer.global_step, validation_due
+        if state == self._saved:
             return
         self._validation_due = validation_due
         trainer.save_checkpoint(self.last)
         self._validation_due = False
-        self._saved_step = trainer.global_step
+        self._saved = state
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         cast(Task, pl_module).step.read_check()
@@ -119,17 +121,12 @@ class Checkpoints(L.Callback):
         )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        step = trainer.global_step
-        due = step != self._saved_step and step % self.every_n_steps == 0 and not is_mid_step(trainer)
-        if due and not is_validation_due(trainer):  # otherwise it is saved before and after the validation
-            log_step_now(trainer)
-            self.save_last(trainer)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or is_mid_step(trainer):
+        if is_mid_step(trainer) or (self._saved and self._saved[0] == trainer.global_step):
             return
-        if trainer.global_step != self._saved_step:  # else a kill during the validation would lose the last steps
-            self.save_last(trainer, validation_due=True)
+        validation_due = is_validation_due(trainer)  # it is saved first: a kill during a long validation costs no step
+        if validation_due or trainer.global_step % self.every_n_steps == 0:
+            log_step_now(trainer)
+            self.save_last(trainer, validation_due=validation_due)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -146,7 +143,7 @@ class Checkpoints(L.Callback):
             self.best_score = score
             trainer.save_checkpoint(self.best)
         if not is_mid_step(trainer):  # a save in the middle of an optimiser step would lose its gradients
-            self._saved_step = -1  # the best score is part of `last`
+            self._saved = None  # the best score is part of `last`
             self.save_last(trainer)
         if self.monitor is not None and score is None:
             raise missing_metric_error("callbacks.checkpoints.monitor", self.monitor, scores)
