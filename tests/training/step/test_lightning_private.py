@@ -147,18 +147,23 @@ def test_a_state_saved_in_a_hook_is_one_between_two_batches(at: int, tmp_path: P
     assert len(resumed.seen) == 2 * BATCHES - at - 1
 
 
+class EventRecorder(L.Callback):
+    """Appends "batch" and "validation" to a list when one starts."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.events.append("validation")
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.events.append("batch")
+
+
 def test_a_validation_that_is_due_comes_first(tmp_path: Path) -> None:
     order: list[str] = []
-
-    class Watch(L.Callback):
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            order.append("validation")
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            order.append("batch")
-
     trainer_of(Save(tmp_path / "state.ckpt", BATCHES - 1, validation_due=True)).fit(Module())
-    trainer_of(Watch(), max_epochs=2).fit(Module(), ckpt_path=tmp_path / "state.ckpt", weights_only=True)
+    trainer_of(EventRecorder(order), max_epochs=2).fit(Module(), ckpt_path=tmp_path / "state.ckpt", weights_only=True)
     assert order == ["validation", *["batch"] * BATCHES, "validation"]
 
 
@@ -166,27 +171,20 @@ def test_a_validation_that_is_due_comes_first(tmp_path: Path) -> None:
 def test_the_last_step_is_validated_also_by_a_resumed_run(last: int, tmp_path: Path) -> None:
     order: list[str] = []
 
-    class Watch(L.Callback):
-        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-            order.append("validation")
-
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            order.append("batch")
-
     def fit(*callbacks: L.Callback, **options: Any) -> L.Trainer:
         trainer = trainer_of(*callbacks, max_epochs=-1, max_steps=last)
-        lightning_private.use_loops(trainer)
+        lightning_private.replace_loops(trainer)
         trainer.fit(Module(), **options)
         return trainer
 
-    fit(Watch(), Save(tmp_path / "state.ckpt", last - 1, validation_due=True))
+    fit(EventRecorder(order), Save(tmp_path / "state.ckpt", last - 1, validation_due=True))
     assert order == [*["batch"] * last, "validation"]
     order.clear()
-    assert fit(Watch(), ckpt_path=tmp_path / "state.ckpt", weights_only=True).global_step == last
+    assert fit(EventRecorder(order), ckpt_path=tmp_path / "state.ckpt", weights_only=True).global_step == last
     assert order == ["validation"]
     order.clear()
     fit(Save(tmp_path / "done.ckpt", last - 1))
-    fit(Watch(), ckpt_path=tmp_path / "done.ckpt", weights_only=True)
+    fit(EventRecorder(order), ckpt_path=tmp_path / "done.ckpt", weights_only=True)
     assert not order
 
 

@@ -28,7 +28,7 @@ from vlm.training.data_module import Data
 from vlm.training.run.faults import Launcher
 from vlm.training.run.processes import is_rank_zero
 from vlm.training.step import blocks as compiling
-from vlm.training.step.lightning_private import leave_signals_to_us, use_launcher, use_loops
+from vlm.training.step.lightning_private import leave_signals_to_us, replace_loops, use_launcher
 from vlm.training.step.optim import Optimization
 from vlm.training.step.task import Task
 
@@ -231,7 +231,7 @@ def build_trainer(config: Config, folder: Path, **injected: Any) -> L.Trainer:
         node["precision"] = "bf16-mixed" if has_bfloat16("cuda" if uses_gpu(config) else "cpu") else "32-true"
     node |= {"enable_checkpointing": False, "enable_model_summary": False, "use_distributed_sampler": False}
     trainer = build(node, "trainer", default_root_dir=str(folder), plugins=[VerifiedIO()], **injected)
-    use_loops(trainer)
+    replace_loops(trainer)
     leave_signals_to_us(trainer)
     use_launcher(trainer, Launcher)
     return trainer

@@ -85,13 +85,13 @@ class TrainingEpochLoop(_TrainingEpochLoop):
 
     @property
     def is_validation_pending(self) -> bool:
-        """Whether a resumed run starts with a validation, which is not done yet."""
+        """Whether a resumed run has yet to repeat an interrupted validation."""
         progress: Any = self.val_loop.batch_progress.current  # its type lacks two of the counts
         return self.restarting and progress.started > progress.processed and self._should_check_val_fx(None)
 
 
 class FitLoop(_FitLoop):
-    """Lightning's loop over epochs, which is not done before a pending validation, even after the last step."""
+    """Lightning's loop over epochs, which also repeats a validation that was interrupted after the last step."""
 
     epoch_loop: TrainingEpochLoop
 
@@ -100,8 +100,8 @@ class FitLoop(_FitLoop):
         return super().done and not self.epoch_loop.is_validation_pending
 
 
-def use_loops(trainer: L.Trainer) -> None:
-    """Replaces the trainer's loops, so that the last step of `max_steps` is validated like that of the last epoch."""
+def replace_loops(trainer: L.Trainer) -> None:
+    """Replaces the trainer's loops by `FitLoop` and `TrainingEpochLoop`."""
     before = trainer.fit_loop
     trainer.fit_loop = FitLoop(trainer, min_epochs=before.min_epochs, max_epochs=before.max_epochs)
     trainer.fit_loop.epoch_loop = TrainingEpochLoop(trainer, min_steps=before.min_steps, max_steps=before.max_steps)
