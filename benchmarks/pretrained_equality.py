@@ -319,12 +319,12 @@ def compare(name: str, draw: str) -> bool:
 
 def compare_decoder(name: str) -> bool:
     """Prints a row of `benchmarks/hub.py` for a decoder with weights drawn "even", in float32."""
-    from hub import HEAD, compared, row
+    from hub import HEAD, compare_folder, row
 
     with tempfile.TemporaryDirectory() as folder:
         inner = ["--side", SIDES[0], "--draw", "even", "--folder", folder]
         subprocess.run([sys.executable, __file__, name, *inner], check=True)
-        good, cells = compared(f"{folder}/model", name, TOKENS // 2)
+        good, cells = compare_folder(f"{folder}/model", name, TOKENS // 2)
     print(row(HEAD), row(cells), "" if good else "NOT EQUAL", sep="\n", flush=True)
     return good
 

@@ -19,7 +19,7 @@ MOST_GB = 2.0
 
 @pytest.fixture(scope="module")
 def captioner():
-    with load.served(CAPTIONER, "--precision", "fp32") as service:
+    with load.run_service(CAPTIONER, "--precision", "fp32") as service:
         yield service
 
 
@@ -31,15 +31,15 @@ def test_idle_connections_lock_nobody_out(captioner):
 def test_good_requests_among_bad_ones_are_answered_each_by_its_own(captioner):
     truth = [load.ask(captioner[0], photo)[1]["results"][0]["text"] for photo in PHOTOS]
     assert len({*truth}) > 1
-    counts = load.mixed(captioner[0], PHOTOS, truth, requests=400, clients=16)
+    counts = load.send_mixed(captioner[0], PHOTOS, truth, requests=400, clients=16)
     assert {*counts} <= {"good", "good when tried again", "bad refused", "left", "seconds"}
     assert counts["good"] + counts.get("good when tried again", 0) == 300
 
 
 def test_a_full_queue_is_tried_again():
-    with load.served(CAPTIONER, "--precision", "fp32", "--queue", "1") as (port, _):
+    with load.run_service(CAPTIONER, "--precision", "fp32", "--queue", "1") as (port, _):
         truth = [load.ask(port, photo)[1]["results"][0]["text"] for photo in PHOTOS]
-        counts = load.mixed(port, PHOTOS, truth, requests=120, clients=8)
+        counts = load.send_mixed(port, PHOTOS, truth, requests=120, clients=8)
     assert counts.get("good", 0) + counts.get("good when tried again", 0) == 90
 
 
@@ -47,7 +47,7 @@ def test_a_full_queue_is_tried_again():
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_an_attack_takes_a_bounded_memory(kind):
     path, body = (CAPTIONER, PHOTOS[0]) if kind == "image" else (tiny("tagging"), b"a red circle")
-    with load.served(path, "--precision", "fp32", "--timeout", "10") as (port, pid):
+    with load.run_service(path, "--precision", "fp32", "--timeout", "10") as (port, pid):
         bombs = load.large_images() if kind == "image" else load.long_texts()
         figures = load.attack(port, pid, body, kind, bombs, seconds=10)
         assert load.healthy(port) and load.ask(port, body)[0] == 200
@@ -59,7 +59,7 @@ def test_openai_answers_under_load_are_those_alone_and_an_attack_takes_a_bounded
     service = texts.served_model if kind == "texts" else texts.served_embedder
     requests = texts.load_of_texts() if kind == "texts" else texts.load_of_embeddings()
     with service() as (port, pid):
-        counts = texts.mixed(port, requests, requests=400, clients=16)
+        counts = texts.send_mixed(port, requests, requests=400, clients=16)
         assert counts.pop("distinct answers") >= len(requests.good) - 1
         assert {*counts} <= {"good", "good when tried again", "bad refused", "left", "seconds"}, counts
         assert counts["good"] + counts.get("good when tried again", 0) == 300
