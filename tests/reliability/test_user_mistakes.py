@@ -45,6 +45,8 @@ def train_table(table: Path, *more: str) -> int:
         ("trainer.accelerator=gpu", "trainer.accelerator: torch finds no usable GPU (see vlm doctor); set"),
         ("trainer.devices=two", "trainer: "),
         ("task.freeze=[encodr]", "task.freeze: the model has no module encodr; it has encoder, decoder; did you me"),
+        ("lr_factors={encodr: 0.1}", "lr_factors: the model has no module encodr; it has encoder, decoder; did you me"),
+        ("lr_factors={encoder: 0}", "lr_factors: {'encoder': 0} is out of range, expected dict[str, float (above 0)]"),
         ("task.freeze=[encoder,decoder]", "task.freeze freezes all parameters"),
         ("data.preprocess.mean=[1,2]", "data.preprocess.mean=[1, 2]: is invalid; give three numbers"),
         ("trust=no_such_package", "trust=no_such_package: no such package; install it, or set PYTHONPATH to"),

@@ -7,6 +7,7 @@ import torch
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
+from vlm.errors import UserError
 from vlm.models.classifier import Classifier
 from vlm.models.decoder import Decoder
 from vlm.models.encoder_decoder import VisionLanguageModel
@@ -169,6 +170,47 @@ def test_lower_layers_learn_more_slowly(model):
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in groups:
         assert {0.5 ** depths[known[id(p)]] for p in group["params"]} == {group["scale"]}
+
+
+def test_a_module_with_a_factor_learns_as_with_an_optimizer_of_its_own():
+    """The factor of the module within another holds there alone, and the factors of layers stay."""
+
+    def create():
+        torch.manual_seed(0)
+        encoder = ViT(image_size=8, patch_size=4, dim=8, depth=2, num_heads=2)
+        return Classifier(encoder=encoder, num_classes=3)
+
+    model, reference = create(), create()
+    factors = {"encoder": 0.5, "encoder.blocks.1.attn": 0.1}
+    optimization = Optimization(
+        optimizer=partial(torch.optim.AdamW, lr=0.01),
+        schedule=Constant(),
+        weight_decay=0.0,
+        layer_decay=0.8,
+        lr_factors=factors,
+    )
+    optimizer, depths = optimization.create_optimizer(model), layer_depths(reference)
+    for group, factor in zip(optimizer.param_groups, optimization.factors(optimizer, 100), strict=True):
+        group["lr"] *= factor(10)
+    images, others = torch.randn(2, 3, 8, 8), []
+    for name, parameter in reference.named_parameters():
+        factor = 1.0 if name.startswith("head") else 0.1 if "blocks.1.attn" in name else 0.5
+        others.append(torch.optim.AdamW([parameter], lr=0.01 * factor * 0.8 ** depths[name], weight_decay=0.0))
+    for _ in range(3):
+        for net in (model, reference):
+            net.zero_grad()
+            net(images).square().sum().backward()
+        for each in (optimizer, *others):
+            each.step()
+    for (name, one), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+def test_a_factor_of_a_module_that_is_not_trained_is_refused(model):
+    model.encoder.requires_grad_(False)
+    optimization = Optimization(torch.optim.AdamW, Constant(), weight_decay=0.1, lr_factors={"encoder": 0.1})
+    with pytest.raises(UserError, match=r"^lr_factors: encoder is not trained; remove it$"):
+        optimization.create_optimizer(model)
 
 
 def test_the_line_on_a_changed_schedule_is_for_runs_with_steps_left():

@@ -74,9 +74,10 @@ TYPES = {
     "trust": str | None,
     "test": bool,
     "layer_decay": Annotated[float, Range(above=0)],
+    "lr_factors": dict[str, Annotated[float, Range(above=0)]] | None,  # None in older runs
     "schedule_steps": Annotated[int, Range(1)] | None,
     "compile": bool | None,
-    "activation_checkpointing": bool | None,  # None in runs older than this key
+    "activation_checkpointing": bool | None,  # None in older runs
 }
 
 

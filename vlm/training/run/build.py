@@ -197,6 +197,7 @@ def build_optimization(config: Config) -> Optimization:
         weight_decay=config["optim"].get("weight_decay", 0.0),
         layer_decay=config["layer_decay"],
         schedule_steps=config.get("schedule_steps"),
+        lr_factors=config.get("lr_factors") or {},
     )
 
 

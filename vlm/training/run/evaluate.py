@@ -98,7 +98,7 @@ def _find_values(spec: Any, name: str) -> Iterator[int]:
 # Keys that only training reads (TRAINING_KEYS; below `trainer`: TRAINER_KEYS), and keys, at any depth, whose values the
 # checkpoint stores (STORED_GROUPS).
 TRAINING_KEYS = {"optim", "schedule", "schedule_steps", "logger", "callbacks", "name", "layer_decay", "resume", "trust"}
-TRAINING_KEYS |= {"compile", "activation_checkpointing"}
+TRAINING_KEYS |= {"compile", "activation_checkpointing", "lr_factors"}
 TRAINER_KEYS = {"max_epochs", "max_steps", "max_time", "accumulate_grad_batches", "gradient_clip_val"}
 TRAINER_KEYS |= {"limit_train_batches", "limit_val_batches", "val_check_interval", "check_val_every_n_epoch"}
 TRAINER_KEYS |= {"log_every_n_steps"}

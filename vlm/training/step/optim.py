@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -181,6 +181,7 @@ class Optimization:
         weight_decay: Decay of the matrices.
         layer_decay: Ratio of a layer's learning rate to that of the layer above.
         schedule_steps: Steps of the schedule, whose last learning rate holds after them; None for all steps of the run.
+        lr_factors: Factors of the learning rates of modules, by name.
     """
 
     optimizer: Callable[[list[ParameterGroup]], Optimizer]
@@ -189,18 +190,23 @@ class Optimization:
 
     layer_decay: float = 1.0
     schedule_steps: int | None = None
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
 
     def create_optimizer(self, model: nn.Module) -> Optimizer:
         """The optimiser of a model's weights.
 
         Raises:
-            UserError: None of them is trained.
+            UserError: None of them is trained, or none of a module with a factor of the learning rate.
         """
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if not trained:
             raise UserError(
                 "task.freeze freezes all parameters, so there is nothing to train; remove one of its modules"
             )
-        return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay))
+        for module in self.lr_factors:
+            if not any(name.startswith(f"{module}.") for name in trained):
+                raise UserError(f"lr_factors: {module} is not trained; remove it")
+        return self.optimizer(parameter_groups(model, self.weight_decay, self.layer_decay, self.lr_factors))
 
     def factors(self, optimizer: Optimizer, total: int) -> list[Callable[[int], float]]:
         """Returns, for each parameter group, a function from a step to its learning rate as a share of the highest."""
@@ -273,7 +279,9 @@ def schedule_note(
     )
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[ParameterGroup]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, lr_factors: Mapping[str, float] | None = None
+) -> list[ParameterGroup]:
     """Parameter groups: only matrices of linear and convolution layers decay, and lower layers learn more slowly.
 
     Biases, norms, embeddings and positions do not decay (as in GPT-2 and timm): shrinking them does not help. A layer
@@ -283,16 +291,18 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     Args:
         layer_decay: Ratio of a layer's learning rate to that of the layer above (Clark et al. 2020, appendix A); 1 is
             off.
+        lr_factors: Factors of the learning rates of modules, by name; a module within another has its own.
     Returns:
         Groups with "matrices", True if they hold matrices, and "scale", a factor of their learning rate.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     matrices = {id(layer.weight) for layer in layers if len(layer.weight) > 1}
-    depths = layer_depths(model)
+    depths, factors = layer_depths(model), lr_factors or {}
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scale = layer_decay ** depths[name]
+            module = max((module for module in factors if name.startswith(f"{module}.")), key=len, default=None)
+            scale = layer_decay ** depths[name] * (1.0 if module is None else factors[module])
             groups.setdefault((id(parameter) in matrices, scale), []).append(parameter)
     return [
         {"params": params, "weight_decay": weight_decay if decays else 0.0, "matrices": decays, "scale": scale}

@@ -146,10 +146,12 @@ class Task(L.LightningModule):
         self.model, self.fields = model, fields
         self.optimization, self.seed, self.freeze_names = optimization, seed, freeze
         parts = dict(model.named_modules())
-        if unknown := [name for name in freeze if name not in parts]:
-            children = ", ".join(name for name, _ in model.named_children())
-            near = did_you_mean(find_similar(unknown[0], parts))
-            raise UserError(f"task.freeze: the model has no module {unknown[0]}; it has {children}{near}")
+        factors = optimization.lr_factors if optimization else {}
+        for option, names in (("task.freeze", freeze), ("lr_factors", factors)):
+            if unknown := [name for name in names if name not in parts]:
+                children = ", ".join(name for name, _ in model.named_children())
+                near = did_you_mean(find_similar(unknown[0], parts))
+                raise UserError(f"{option}: the model has no module {unknown[0]}; it has {children}{near}")
         for name in freeze:
             model.get_submodule(name).requires_grad_(False).eval()  # the trainer does not change modes
         self.evaluation = EvaluationState("val")
